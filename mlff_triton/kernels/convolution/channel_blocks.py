@@ -3,10 +3,9 @@
     w_e[u] = hidden_e weight[:, u] + bias[u]        or a radial function of the distance
     z_e[u, m] = sum_a x_j[u, a] C_e[a, m]
 
-for M edges and `BLOCK` channels u of a group: see `mlff_triton.kernels.convolution.channel_plan`. In
-kernels, ``packed`` are the pointers of packed weights, or ``table`` those of the positions of edges
-in a radial table, and of the table; the other one is None. Functions take edges as `load_edges`
-returns them.
+for M edges and `BLOCK` channels u of a group: see `mlff_triton.kernels.convolution.channel_plan`.
+In kernels, either ``packed`` has the pointers of packed weights, or ``table`` those of the positions
+of edges in a radial table, and of the table. Functions take edges as `load_edges` returns them.
 """
 
 from __future__ import annotations
@@ -164,16 +163,14 @@ def channel_slopes(source, table, group, block, edges, n_columns: tl.constexpr):
 
 
 @triton.jit
-def node_channels(
-    inputs, sizes, group, block, edges, WIDTH: tl.constexpr, ACC: tl.constexpr
-):
+def node_channels(inputs, sizes, group, block, edges, WIDTH: tl.constexpr, ACC: tl.constexpr):
     """Return the components of sending nodes, [M, BLOCK] each, zero beyond those of the irrep."""
     channel, mask = _channels(group, block, edges)
     pointers = inputs[0] + edges[2][:, None] * sizes[1] + group[1] + channel * group[2]
     found = ()
     for a in tl.static_range(WIDTH):
         x = tl.load(pointers + a, mask & (a < group[2]), other=0.0)
-        found = found + (x.to(ACC),)
+        found += (x.to(ACC),)
     return found
 
 
@@ -194,19 +191,17 @@ def coupled_channels(
         added = ()
         for m in tl.static_range(D):
             c = matrix_element(inputs, sizes, group, edges, a, m, D, ACC)
-            added = added + (z[m] + x[a] * c,)
+            added += (z[m] + x[a] * c,)
         z = added
     return z
 
 
 @triton.jit
-def channel_gradients(
-    grad_ptr, n_out, group, block, edges, D: tl.constexpr, ACC: tl.constexpr
-):
+def channel_gradients(grad_ptr, n_out, group, block, edges, D: tl.constexpr, ACC: tl.constexpr):
     """Return the D components of gradients of receivers, [M, BLOCK] each."""
     channel, mask = _channels(group, block, edges)
     pointers = grad_ptr + edges[3][:, None] * n_out + group[4] + channel * D
     found = ()
     for m in tl.static_range(D):
-        found = found + (tl.load(pointers + m, mask, other=0.0).to(ACC),)
+        found += (tl.load(pointers + m, mask, other=0.0).to(ACC),)
     return found

@@ -79,7 +79,7 @@ def _add_edge_terms(
     edge, live, _, _ = edges
     elements = ()
     for _ in tl.static_range(WIDTH * D):
-        elements = elements + (tl.zeros((edge.shape[0],), ACC),)
+        elements += (tl.zeros((edge.shape[0],), ACC),)
     for block in range(tl.cdiv(group[5], _BLOCK)):
         weights = channel_weights(
             source,
@@ -107,13 +107,21 @@ def _add_edge_terms(
             first += tl.sum(gradient * slopes, 1, keep_dims=True)
         else:
             first, second = add_hidden_gradient(
-                (first, second), gradient, packed, group[6] + block, n_columns, K0, K1, PRECISION, ACC
+                (first, second),
+                gradient,
+                packed,
+                group[6] + block,
+                n_columns,
+                K0,
+                K1,
+                PRECISION,
+                ACC,
             )
         added = ()
         for a in tl.static_range(WIDTH):
             for m in tl.static_range(D):
                 element = elements[a * D + m] + tl.sum(x[a] * weights * grads[m], 1)
-                added = added + (element,)
+                added += (element,)
         elements = added
     pointers = matrices_ptr + edge * sizes[2] + group[3]
     for a in tl.static_range(WIDTH):
@@ -191,7 +199,7 @@ def _channel_edge_gradient_kernel(
 def channel_edge_gradient(
     grad: Tensor, inputs: EdgeInputs, weights: Weights, plan: ChannelPlan
 ) -> tuple[Tensor, Tensor]:
-    """Return gradients of coupling matrices [E, P], and of hidden values [E, H] or distances [E]."""
+    """Return gradients of matrices [E, P], and of hidden values [E, H] or distances [E]."""
     n_edges, _, n_matrix, n_hidden = inputs.sizes
     tiles = triton.cdiv(n_edges, _EDGES)
     splits = splits_of(len(plan.groups), tiles, grad)
@@ -251,9 +259,7 @@ def _write_weight_terms(
         for m in tl.static_range(1, D):
             gradient += z[m] * grads[m]
         sums = add_weight_gradient(sums, gradient, inputs, sizes, edges, k, PRECISION, ACC)
-    store_weight_gradient(
-        sums, out_ptr, bias_ptr, group[6] + block, k, sizes[3], n_columns
-    )
+    store_weight_gradient(sums, out_ptr, bias_ptr, group[6] + block, k, sizes[3], n_columns)
 
 
 @triton.jit

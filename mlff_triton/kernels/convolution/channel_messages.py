@@ -89,7 +89,7 @@ def _write_sums(
             z = coupled_channels(inputs, sizes, group, x, edges, D, WIDTH, ACC)
             added = ()
             for m in tl.static_range(D):
-                added = added + (sums[m] + weights * z[m],)
+                added += (sums[m] + weights * z[m],)
             sums = added
     group = load_group(groups_ptr, group_start)
     channel = block * _BLOCK + tl.arange(0, _BLOCK)
@@ -227,7 +227,7 @@ def _add_node_terms(
         total = grads[0] * matrix_element(inputs, sizes, group, edges, a, 0, D, ACC)
         for m in tl.static_range(1, D):
             total += grads[m] * matrix_element(inputs, sizes, group, edges, a, m, D, ACC)
-        added = added + (sums[a] + weights * total,)
+        added += (sums[a] + weights * total,)
     return added
 
 

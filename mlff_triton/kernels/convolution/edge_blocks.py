@@ -3,8 +3,8 @@
     w_e = hidden_e weight + bias                              [M, ROWS * CHANNELS]
     z_e[m] = sum_a x_j[a] C_e[a, m]                           [M, ROWS] for each component m
 
-for M edges, and a block of rows and output channels as `mlff_triton.kernels.convolution.plan` orders
-them. In float32, hidden values and weights are multiplied as halves, with a unit per edge and per
+for M edges, and a block of rows and output channels as `mlff_triton.kernels.convolution.plan`
+orders them. In float32, hidden values and weights are multiplied as halves, with a unit per edge and per
 column: see `mlff_triton.kernels.numerics.split`.
 
 In kernels, ``inputs`` are the pointers of `EdgeInputs`, ``sizes`` its sizes, and ``packed`` the
@@ -23,7 +23,14 @@ from torch import Tensor
 from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.dense import accumulator
 from mlff_triton.kernels.convolution.plan import BLOCK, CHANNELS, FILLER, ROWS, Plan
-from mlff_triton.kernels.numerics.product import FULL, load, product, split_along, split_below, untruncated
+from mlff_triton.kernels.numerics.product import (
+    FULL,
+    load,
+    product,
+    split_along,
+    split_below,
+    untruncated,
+)
 from mlff_triton.kernels.numerics.rounding import loss_of
 
 _ROWS = tl.constexpr(ROWS)
@@ -268,10 +275,9 @@ def add_product(x, y, acc, PRECISION: tl.constexpr):
 @triton.jit
 def transposed(x, PRECISION: tl.constexpr):
     """Return the parts of a transposed block."""
+    parts = (tl.trans(x[0]),)
     if PRECISION == "halves":
-        parts = tl.trans(x[0]), tl.trans(x[1])
-    else:
-        parts = (tl.trans(x[0]),)  # type: ignore[assignment]
+        parts += (tl.trans(x[1]),)  # type: ignore[assignment]
     return parts
 
 
@@ -323,7 +329,7 @@ def coupled_rows(
         sums = ()
         for m in tl.static_range(D):
             c = tl.load(matrix_ptr + a * D + m, mask, other=0.0).to(ACC)
-            sums = sums + (z[m] + x * c,)
+            sums += (z[m] + x * c,)
         z = sums
     return z
 
@@ -333,14 +339,12 @@ def zeros(M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, ACC: tl.constexpr):
     """Return D blocks [M, N] of zeros."""
     blocks = ()
     for _ in tl.static_range(D):
-        blocks = blocks + (tl.zeros((M, N), ACC),)
+        blocks += (tl.zeros((M, N), ACC),)
     return blocks
 
 
 @triton.jit
-def output_gradients(
-    grad_ptr, n_out, edges, column, count, D: tl.constexpr, ACC: tl.constexpr
-):
+def output_gradients(grad_ptr, n_out, edges, column, count, D: tl.constexpr, ACC: tl.constexpr):
     """Return the D components of gradients of output channels, [M, CHANNELS] each."""
     _, live, _, receiver = edges
     w = tl.arange(0, _CHANNELS)[None, :]
@@ -348,7 +352,7 @@ def output_gradients(
     mask = live[:, None] & (w < count)
     found = ()
     for m in tl.static_range(D):
-        found = found + (tl.load(pointers + m, mask, other=0.0).to(ACC),)
+        found += (tl.load(pointers + m, mask, other=0.0).to(ACC),)
     return found
 
 

@@ -13,15 +13,13 @@ receiver, in order. Gradients are kernels, too, and second derivatives are those
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.common.checks import check_device, check_integers, check_shape
-from mlff_triton.kernels.common.dense import COMPUTE_DTYPES, check_dense
+from mlff_triton.kernels.common.checks import check_shape
+from mlff_triton.kernels.common.dense import check_dense
 from mlff_triton.kernels.common.operators import (
     by_reference,
     needed_gradients,
@@ -34,7 +32,6 @@ from mlff_triton.kernels.convolution.channel_gradients import (
 )
 from mlff_triton.kernels.convolution.channel_messages import channel_node_gradient, channel_sums
 from mlff_triton.kernels.convolution.channel_plan import ChannelPlan, channel_plan_of
-from mlff_triton.kernels.convolution.clebsch_gordan import coupling
 from mlff_triton.kernels.convolution.edge_blocks import (
     MAX_HIDDEN,
     EdgeInputs,
@@ -49,13 +46,18 @@ from mlff_triton.kernels.convolution.edge_gradients import (
     weight_gradient,
 )
 from mlff_triton.kernels.convolution.edge_messages import edge_messages
+from mlff_triton.kernels.convolution.graphs import (
+    check_graph,
+    coupling_matrices,
+    empty_output,
+    gradient_of_sums,
+    receivers_of,
+    reduced,
+)
 from mlff_triton.kernels.convolution.plan import Plan, plan_of
 from mlff_triton.kernels.convolution.reference import edge_convolution as reference
 from mlff_triton.kernels.convolution.types import TensorProduct, columns_of
-from mlff_triton.kernels.ops.linear import linear
 from mlff_triton.kernels.ops.segment_sum import segment_sum
-
-REDUCTIONS = ("sum", "mean")
 
 
 def _reference(
@@ -78,12 +80,6 @@ def _reference(
     return reference.reduce_edges(messages, row_ptr, reduce).to(node.dtype)
 
 
-def receivers_of(row_ptr: Tensor, n_edges: int) -> Tensor:
-    """Return the receiver of each edge, int64 [E]."""
-    nodes = torch.arange(len(row_ptr) - 1, device=row_ptr.device)
-    return nodes.repeat_interleave(row_ptr.diff(), output_size=n_edges)
-
-
 def _prepare(
     node: Tensor,
     matrices: Tensor,
@@ -100,13 +96,6 @@ def _prepare(
     edges = node.contiguous(), matrices.contiguous(), hidden.contiguous(), senders.contiguous()
     inputs = EdgeInputs(*edges, receivers_of(row_ptr, len(senders)))
     return inputs, pack_weight(weight, bias, plan.source), plan
-
-
-def gradient_of_sums(
-    grad: Tensor, row_ptr: Tensor, reduce: str, dtype: torch.dtype
-) -> Tensor:
-    """Return the gradients of sums [N, output] from those of sums or means."""
-    return reduced(grad.to(dtype), row_ptr, reduce).contiguous()
 
 
 @operator(
@@ -179,9 +168,7 @@ def _node_gradient(
     reduce: str,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of nodes and of coupling matrices."""
-    inputs, packed, plan = _prepare(
-        node, matrices, hidden, weight, bias, row_ptr, senders, product
-    )
+    inputs, packed, plan = _prepare(node, matrices, hidden, weight, bias, row_ptr, senders, product)
     grad = gradient_of_sums(grad, row_ptr, reduce, packed.bias.dtype)
     if isinstance(plan, ChannelPlan):
         of_node = channel_node_gradient(grad, inputs, packed, plan)
@@ -206,13 +193,11 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return tuple(found)
 
 
-def _empty(node: Tensor, *others: Any) -> Tensor:
-    row_ptr, product = others[4], others[6]
-    columns = columns_of(TensorProduct.parse(product).output)
-    return node.new_empty(len(row_ptr) - 1, columns)
-
-
-@operator("edge_convolution", outputs=_empty, differentiate=_gradients)
+@operator(
+    "edge_convolution",
+    outputs=lambda node, *others: empty_output(node, others[4], others[6]),
+    differentiate=_gradients,
+)
 def _edge_convolution(
     node: Tensor,
     matrices: Tensor,
@@ -232,11 +217,6 @@ def _edge_convolution(
     else:
         sums = segment_sum(edge_messages(inputs, packed, plan, n_out), row_ptr)
     return reduced(sums, row_ptr, reduce).to(node.dtype)
-
-
-def reduced(sums: Tensor, row_ptr: Tensor, reduce: str) -> Tensor:
-    """Return sums over the edges of nodes [N, ...] as they are, or as means."""
-    return sums / row_ptr.diff().clamp(min=1)[:, None] if reduce == "mean" else sums
 
 
 def edge_convolution(
@@ -309,19 +289,6 @@ def edge_convolution(
     return out
 
 
-def coupling_matrices(edge_sh: Tensor, product: TensorProduct) -> Tensor:
-    """Return the coupling matrices of edges [E, P], in the dtype of sums."""
-    dtype = COMPUTE_DTYPES[edge_sh.dtype]
-    table = _coupling_on(product, dtype, edge_sh.device)
-    return linear(edge_sh.to(dtype), table, precision="ieee")
-
-
-@cache
-def _coupling_on(product: TensorProduct, dtype: torch.dtype, device: torch.device) -> Tensor:
-    with torch.inference_mode(mode=False):
-        return coupling(product).to(device, dtype)
-
-
 def _check(
     node: Tensor,
     edge_sh: Tensor,
@@ -344,35 +311,3 @@ def _check(
     check_shape("weight", weight, (hidden.shape[1], product.n_weights))
     if bias is not None:
         check_shape("bias", bias, (product.n_weights,))
-
-
-def check_graph(
-    node: Tensor,
-    edge_sh: Tensor,
-    row_ptr: Tensor,
-    senders: Tensor,
-    product: TensorProduct,
-    reduce: str,
-) -> None:
-    """Raise unless nodes, harmonics and a CSR graph fit a product.
-
-    Raises
-    ------
-    InputError
-        If a shape or dtype is wrong, the tensors are on different devices, or there are edges
-        without nodes.
-    BackendError
-        If their device is not a GPU.
-    """
-    check_device(node, row_ptr, senders)
-    check_integers(row_ptr=row_ptr, senders=senders)
-    check_shape("senders", senders, ("E",))
-    check_shape("row_ptr", row_ptr, ("N + 1",))
-    check_shape("node", node, ("S", columns_of(product.node)))
-    check_shape("edge_sh", edge_sh, (len(senders), columns_of(product.harmonics)))
-    if not len(row_ptr):
-        raise InputError("row_ptr is empty: it needs one more element than there are receivers")
-    if len(senders) and not (len(node) and len(row_ptr) > 1):
-        raise InputError(f"there are {len(senders)} edges, but no nodes that they connect")
-    if reduce not in REDUCTIONS:
-        raise InputError(f"reduce={reduce!r} is unknown: use {' or '.join(map(repr, REDUCTIONS))}")

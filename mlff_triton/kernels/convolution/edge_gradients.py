@@ -11,8 +11,8 @@ Gradients of the coupled rows z are stored. Those of nodes and of coupling matri
     grad x_j[a]    = sum_e,r,m C_e[r, a, m] grad z_e[r, m]        over the edges that j sends
     grad C_e[a, m] = sum_u x_j[u, a] grad z_e[u, m]               over the rows of a path
 
-Gradients of weights are summed by several programs, which take tiles of edges in turns, and those of
-hidden values by programs that take outputs in turns. A second pass adds their sums, in order.
+Gradients of weights are summed by several programs, which take tiles of edges in turns, and those
+of hidden values by programs that take outputs in turns. A second pass adds their sums, in order.
 """
 
 from __future__ import annotations
@@ -325,7 +325,7 @@ def _write_coupled_terms(
             grads = output_gradients(grad_ptr, n_out, edges, start, rest, D, ACC)
             added = ()
             for m in tl.static_range(D):
-                added = added + (sums[m] + tl.sum(weights * grads[m][:, None, :], 2),)
+                added += (sums[m] + tl.sum(weights * grads[m][:, None, :], 2),)
             sums = added
         row = b * _ROWS + tl.arange(0, _ROWS)[None, :]
         pointers = out_ptr + edge[:, None] * n_coupled + coupled + row * D

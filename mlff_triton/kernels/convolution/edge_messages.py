@@ -2,8 +2,8 @@
 
     y_e[w, m] = sum_r W_e[r, w] z_e[r, m]        W_e = hidden_e weight + bias
 
-with the rows r of `mlff_triton.kernels.convolution.plan`. Weights are made for a tile of edges and a
-block of rows and channels, multiplied with the coupled rows z at once, and forgotten.
+with the rows r of `mlff_triton.kernels.convolution.plan`. Weights are made for a tile of edges and
+a block of rows and channels, multiplied with the coupled rows z at once, and forgotten.
 """
 
 from __future__ import annotations
@@ -59,14 +59,12 @@ def _write_messages(
     block += part * n_blocks
     sums = zeros(edge.shape[0], _CHANNELS, D, ACC)
     for b in range(n_blocks):
-        weights = edge_weights(
-            hidden, packed, block + b, n_columns, K0, K1, PRECISION, LOSS, ACC
-        )
+        weights = edge_weights(hidden, packed, block + b, n_columns, K0, K1, PRECISION, LOSS, ACC)
         weights = as_rows(weights)  # [M, ROWS, CHANNELS]
         z = coupled_rows(inputs, sizes, rows_ptr, edges, row + b * _ROWS, D, WIDTH, ACC)
         added = ()
         for m in tl.static_range(D):
-            added = added + (sums[m] + tl.sum(weights * z[m][:, :, None], 1),)
+            added += (sums[m] + tl.sum(weights * z[m][:, :, None], 1),)
         sums = added
     w = part * _CHANNELS + tl.arange(0, _CHANNELS)[None, :]
     pointers = out_ptr + edge[:, None] * n_out + column + w * D
@@ -126,7 +124,9 @@ def _edge_messages_fwd_kernel(
 def edge_messages(inputs: EdgeInputs, packed: PackedWeight, plan: Plan, n_out: int) -> Tensor:
     """Return the messages of all edges, [E, n_out] in the dtype of sums."""
     n_edges = len(inputs.senders)
-    out = inputs.node.new_zeros(n_edges, n_out, dtype=packed.bias.dtype)  # for columns without paths
+    out = inputs.node.new_zeros(
+        n_edges, n_out, dtype=packed.bias.dtype
+    )  # for columns without paths
     block = _edges_per_program(packed, n_edges)
     if n_edges and len(plan.jobs):
         with torch.cuda.device_of(out):

@@ -35,8 +35,8 @@ class Plan(NamedTuple):
         First column of the node's irrep, its number of components (0 for filler), and first column
         of the coupling matrix.
     outputs : [K, 7]
-        Number of components, first row, number of blocks of rows, first block, first column of the output, number
-        of channels, and first column of the coupled rows.
+        Number of components, first row, number of blocks of rows, first block, first column of the
+        output, number of channels, and first column of the coupled rows.
     jobs : [J, 2]
         Output, and which `CHANNELS` of its channels.
     blocks : [B, 3]

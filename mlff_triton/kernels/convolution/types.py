@@ -28,7 +28,7 @@ _IRREP_NORMS = ("component", "norm", "none")
 _PATH_NORMS = ("element", "path", "none")
 
 Instruction = tuple[int, int, int, str, bool] | tuple[int, int, int, str, bool, float]
-"""Indices of input, harmonics and output, mode, has weights, and e3nn's path weight, by default 1."""
+"""Indices of node, harmonics and output, mode, has weights, and path weight (1 by default)."""
 
 
 class Irrep(NamedTuple):
@@ -78,7 +78,9 @@ def read_irreps(text: str) -> Irreps:
     for term in text.split("+") if text.strip() else []:
         match = _IRREP.fullmatch(term.strip())
         if match is None:
-            raise InputError(f"{term.strip()!r} is not an irrep: write, for example, '48x0e + 10x1o'")
+            raise InputError(
+                f"{term.strip()!r} is not an irrep: write, for example, '48x0e + 10x1o'"
+            )
         count, degree, parity = match.groups()
         if count is not None and int(count) == 0:
             raise InputError(f"{term.strip()!r} has the multiplicity 0, which is not supported")
@@ -174,7 +176,9 @@ class TensorProduct:
         if instructions is None:
             instructions = _all_paths(*irreps)
         mode = _common_mode(instructions)
-        paths = [_checked(index, instruction, *irreps) for index, instruction in enumerate(instructions)]
+        paths = [
+            _checked(index, instruction, *irreps) for index, instruction in enumerate(instructions)
+        ]
         factors = _factors(paths, irreps, mode, irrep_normalization, path_normalization)
         scaled = (path._replace(factor=f) for path, f in zip(paths, factors, strict=True))
         return cls(*irreps, mode, tuple(scaled))
@@ -251,7 +255,11 @@ def _checked(
     """Return the path of an instruction, with its path weight as the factor."""
     name = f"instruction {index}"
     i, j, k, mode, has_weight, *rest = instruction
-    for which, irreps, at in (("node", node, i), ("harmonics", harmonics, j), ("output", output, k)):
+    for which, irreps, at in (
+        ("node", node, i),
+        ("harmonics", harmonics, j),
+        ("output", output, k),
+    ):
         if not 0 <= at < len(irreps):
             raise InputError(f"{name} names irrep {at} of {which}, which has {len(irreps)}")
     first, second, third = node[i], harmonics[j], output[k]

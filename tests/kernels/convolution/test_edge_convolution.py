@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from mlff_triton.kernels.convolution.edge_convolution import edge_convolution
 from mlff_triton.kernels.convolution.reference import edge_convolution as reference
-from mlff_triton.testing import assert_close, assert_within
 from tests.kernels.convolution.cases import CHANNELWISE, MIXED, SCALARS, inputs
 from tests.support.operators import assert_matches
 
