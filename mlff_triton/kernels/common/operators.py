@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.library import CustomOpDef  # type: ignore[attr-defined] # public, not in __all__
 
-from mlff_triton.kernels.common.checks import FLOATS
 
 
 def operator(
@@ -109,7 +108,7 @@ def by_reference(
     def differentiate(ctx: Any, *grad_gradients: Tensor) -> tuple[Tensor | None, ...]:
         arguments = saved_inputs(ctx)
         grads, inputs = tuple(arguments[:outputs]), arguments[outputs:]
-        active = [k for k, a in enumerate(inputs) if isinstance(a, Tensor) and a.dtype in FLOATS]
+        active = [k for k, a in enumerate(inputs) if isinstance(a, Tensor) and a.is_floating_point()]
         wanted = [active.index(k) for k in (active if wrt is None else wrt)]
 
         def forward(*floats: Tensor) -> Any:
