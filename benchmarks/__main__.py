@@ -27,6 +27,7 @@ from benchmarks.engine.implementations import OURS, Implementation
 from benchmarks.engine.peers import PEERS
 from benchmarks.engine.profiling import COMMANDS, command_line, profile, trace
 from benchmarks.engine.runner import run_case
+from benchmarks.kernels import convolution
 from benchmarks.kernels.cases import OPERATORS, SIZES, Operator
 from benchmarks.kernels.runner import run_operators
 from benchmarks.lab import figures, tables
@@ -48,6 +49,7 @@ BENCHES = (
     "bio",
     "models",
     "pairs",
+    convolution.BENCH,
     "fidelity",
     "alignment",
     "md",
@@ -137,6 +139,8 @@ def _run(options: argparse.Namespace) -> int:
     bio.run_bio(lab, *_named(options, "bio", bio.CASES, bio.IMPLEMENTATIONS))
     models.run_models(lab, *_named(options, models.BENCH, models.CASES, models.IMPLEMENTATIONS))
     pairs.run_pairs(lab, *_named(options, pairs.BENCH, pairs.CASES, pairs.IMPLEMENTATIONS))
+    convolved = _named(options, convolution.BENCH, convolution.CASES, convolution.IMPLEMENTATIONS)
+    convolution.run_convolution(lab, *convolved)
     simulated, names = _named(options, "fidelity", fidelity.CASES, fidelity.SIMULATIONS)
     fidelity.run_fidelity(lab, simulated, [fidelity.SIMULATIONS[name] for name in names])
     seed = int(time.time()) if options.seed is None else options.seed
@@ -178,6 +182,7 @@ def select(options: argparse.Namespace) -> tuple[list[Case], list[Operator], lis
     names += bio.CASES if "bio" in benches else ()
     names += models.CASES if "models" in benches else ()
     names += pairs.CASES if pairs.BENCH in benches else ()
+    names += convolution.CASES if convolution.BENCH in benches else ()
     names += alignment.CASES if "alignment" in benches else ()
     names += MD_CASES if "md" in benches else ()
     names += trained.CASES if training.BENCH in benches else ()
@@ -233,6 +238,7 @@ def _only(options: argparse.Namespace) -> list[str]:
     names += md.IMPLEMENTATIONS
     given = options.only.split(",") if options.only else []
     names += [*bio.IMPLEMENTATIONS, *models.IMPLEMENTATIONS, *pairs.IMPLEMENTATIONS]
+    names += convolution.IMPLEMENTATIONS
     names += [*alignment.METHODS, *training.IMPLEMENTATIONS, *cpu.IMPLEMENTATIONS]
     return _known(given, names, "implementation")
 

@@ -55,6 +55,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "models": tables.models_table,
     "predictions": tables.predictions_table,
     "pairs": tables.pairs_table,
+    "convolution": tables.convolution_table,
     "bio-fidelity": partial(errors_table, bench="bio-fidelity"),
     "alignment": tables.alignment_table,
     "alignment-batches": tables.cells_table,

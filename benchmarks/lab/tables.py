@@ -57,6 +57,14 @@ OPENMM_PAIRS = (  # ours and TorchMD-NET's, first on the GPU, then on the host
     ("openmm-torch", "openmm-torchmd-net"),
     ("openmm-reference", "openmm-torchmd-net-reference"),
 )
+CONVOLUTION_PEERS = (
+    "cuequivariance",
+    "openequivariance",
+    "luna",
+    "e3nn-compiled",
+    "e3nn",
+    "torch",
+)
 PAIR_PEERS = ("cuequivariance", "trifast", "compile", "torch")  # their names end in a precision
 CELLS, ROWS = "torch-cells", "torch-rows"
 FIRST_STEP = {  # columns of parts of the first seconds
@@ -97,6 +105,7 @@ def tables(folder: Path) -> str:
         models_table(folder),
         predictions_table(folder),
         pairs_table(folder),
+        convolution_table(folder),
     ]
     parts += [alignment_table(folder), cells_table(folder)]
     parts += [table(folder) for table in cpu_tables.TABLES.values()]
@@ -407,6 +416,32 @@ def pairs_table(folder: Path) -> str:
             cells += [f"**{ms_cell(ours)}**" if ours else "–", peer, ratio, error]
         lines.append(cells)
     return times_in_ms(lines, times)
+
+
+def convolution_table(folder: Path) -> str:
+    """Tabulate convolutions, forward in CUDA graphs and with gradients; empty without data."""
+    times = passed(read_rows(folder / "convolution.csv"))
+    lines = [["case", "edges"], ["---"] * 10]
+    for mode in ("in a CUDA graph", "with gradients"):
+        lines[0] += [f"mlff_triton, {mode}", "best peer", "over the best", "error (peer)"]
+    for case in by_model(times):
+        first = next(iter(times[case].values()))
+        cells = [case, f"{first.edges:,}"]
+        for suffix in ("-graph", "-backward"):
+            cells += _convolution_cells(times[case], suffix)
+        lines.append(cells)
+    return times_in_ms(lines, times)
+
+
+def _convolution_cells(rows: dict[str, Row], suffix: str) -> list[str]:
+    """Return our time, that of the best peer, their ratio and both errors."""
+    ours = rows.get(f"triton{suffix}")
+    best = best_peer(rows, [f"{peer}{suffix}" for peer in CONVOLUTION_PEERS])
+    peer = f"{ms_cell(best)} ({best.impl.removesuffix(suffix)})" if best else "–"
+    if ours is None:
+        return ["–", peer, "–", "–"]
+    error = error_cell(ours) + (f" ({error_cell(best)})" if best else "")
+    return [f"**{ms_cell(ours)}**", peer, ratio_cell(best, ours), error]
 
 
 def alignment_table(folder: Path) -> str:

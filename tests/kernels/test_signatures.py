@@ -29,6 +29,7 @@ DIFFERENT = {
 
 PROTOCOLS = {
     "binding": "BindingOperators",
+    "convolution": "ConvolutionOperators",
     "genomics": "GenomicOperators",
     "pairs": "PairOperators",
     "residues": "ResidueOperators",

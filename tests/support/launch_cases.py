@@ -70,6 +70,7 @@ from mlff_triton.model.config import TensorNetConfig, ZBLConfig
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.testing.launches import compile_distinct
 from tests.support.binding_launch_cases import binding_calls
+from tests.support.convolution_launch_cases import convolution_calls, more_convolutions
 from tests.support.genomic_launch_cases import genomic_calls
 from tests.support.operators import derivatives
 from tests.support.pair_launch_cases import pair_calls
@@ -443,6 +444,7 @@ def parts(sizes: list[int], dtype: torch.dtype) -> dict[str, Callable[[], object
 def common_cases(target: str) -> dict[str, Callable[[], object]]:
     """Operators and steps in one precision, for a thorough target."""
     made = few_cases(target) | residue_calls() | binding_calls() | genomic_calls()
+    made |= convolution_calls(torch.float32)
     return made | pair_calls(THOROUGH[target]) | tensornet2_calls(torch.float32)
 
 
@@ -452,6 +454,7 @@ def all_cases(target: str) -> dict[str, Callable[[], object]]:
     made = common_cases(target) | pair_calls(single, *halves) | tensornet2_calls(double)
     made |= steps(MORE_STEPS, single) | calls(double) | steps(STEPS, double)
     made |= parts([16], single) | parts([16, 4096], double)
+    made |= more_convolutions()
     return made | token_calls(single) | token_calls(double) | more_alignments()
 
 

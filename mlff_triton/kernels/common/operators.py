@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.library import CustomOpDef  # type: ignore[attr-defined] # public, not in __all__
 
 
-
 def operator(
     name: str,
     *,
@@ -108,7 +107,9 @@ def by_reference(
     def differentiate(ctx: Any, *grad_gradients: Tensor) -> tuple[Tensor | None, ...]:
         arguments = saved_inputs(ctx)
         grads, inputs = tuple(arguments[:outputs]), arguments[outputs:]
-        active = [k for k, a in enumerate(inputs) if isinstance(a, Tensor) and a.is_floating_point()]
+        active = [
+            k for k, a in enumerate(inputs) if isinstance(a, Tensor) and a.is_floating_point()
+        ]
         wanted = [active.index(k) for k in (active if wrt is None else wrt)]
 
         def forward(*floats: Tensor) -> Any:

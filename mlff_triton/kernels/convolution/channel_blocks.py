@@ -4,15 +4,15 @@
     z_e[u, m] = sum_a x_j[u, a] C_e[a, m]
 
 for M edges and `BLOCK` channels u of a group: see `mlff_triton.kernels.convolution.channel_plan`.
-In kernels, either ``packed`` has the pointers of packed weights, or ``table`` those of the positions
-of edges in a radial table, and of the table. Functions take edges as `load_edges` returns them.
+In kernels, either ``packed`` has the pointers of packed weights, or ``table`` those of the
+positions of edges in a radial table, and of the table. Functions take edges as `load_edges` returns
+them.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -71,11 +71,6 @@ def weight_constants(weights: Weights, plan: ChannelPlan) -> dict[str, object]:
     made |= {"K0": weights.sizes[0], "K1": weights.sizes[1], "PRECISION": weights.precision}
     made |= {"LOSS": loss_of(weights.weight).halves, "ACC": accumulator(weights.bias)}
     return made | {"TABULATED": False}
-
-
-def sums_dtype(weights: Weights) -> torch.dtype:
-    """Return the dtype of sums."""
-    return weights.bias.dtype if isinstance(weights, PackedWeight) else weights.values.dtype
 
 
 @triton.jit

@@ -44,6 +44,7 @@ from mlff_triton.kernels.convolution.gradient_blocks import (
     splits_of,
     store_hidden_gradient,
     store_weight_gradient,
+    zero_weight_gradient,
 )
 from mlff_triton.kernels.convolution.plan import BLOCK
 
@@ -242,14 +243,14 @@ def _write_weight_terms(
     n_out,
     D: tl.constexpr,
     M: tl.constexpr,
-    K: tl.constexpr,
+    K0: tl.constexpr,
+    K1: tl.constexpr,
     WIDTH: tl.constexpr,
     PRECISION: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """Write the gradients [K, BLOCK] of a block of weights, and [BLOCK] of its bias."""
-    sums = tl.zeros((K, _BLOCK), ACC), tl.zeros((_BLOCK,), ACC)
-    k = tl.program_id(2) * K + tl.arange(0, K)
+    """Write the gradients of a block of weights and of its bias."""
+    sums = zero_weight_gradient(K0, K1, ACC)
     for start in range(tl.program_id(1) * M, sizes[0], tl.num_programs(1) * M):
         edges = load_edges(inputs, sizes, start, M)
         x = node_channels(inputs, sizes, group, block, edges, WIDTH, ACC)
@@ -258,8 +259,9 @@ def _write_weight_terms(
         gradient = z[0] * grads[0]
         for m in tl.static_range(1, D):
             gradient += z[m] * grads[m]
-        sums = add_weight_gradient(sums, gradient, inputs, sizes, edges, k, PRECISION, ACC)
-    store_weight_gradient(sums, out_ptr, bias_ptr, group[6] + block, k, sizes[3], n_columns)
+        sums = add_weight_gradient(sums, gradient, inputs, sizes, edges, K0, K1, PRECISION, ACC)
+    block += group[6]
+    store_weight_gradient(sums, out_ptr, bias_ptr, block, sizes[3], n_columns, K0, K1)
 
 
 @triton.jit
@@ -274,7 +276,8 @@ def _channel_weight_gradient_kernel(
     n_columns,
     n_out,
     M: tl.constexpr,
-    K: tl.constexpr,
+    K0: tl.constexpr,
+    K1: tl.constexpr,
     COMPONENTS: tl.constexpr,
     WIDTH: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -282,7 +285,7 @@ def _channel_weight_gradient_kernel(
 ):
     """Write parts of gradients, [splits, n_hidden, n_columns], and of the bias [splits, n_columns].
 
-    Grid: (blocks of the plan, splits of the edges, blocks of K hidden values).
+    Grid: (blocks of the plan, splits of the edges).
     """
     blocks_ptr += tl.program_id(0) * 2
     group, block = load_group(groups_ptr, tl.load(blocks_ptr)), tl.load(blocks_ptr + 1)
@@ -300,7 +303,8 @@ def _channel_weight_gradient_kernel(
                 n_out,
                 COMPONENTS[each],
                 M,
-                K,
+                K0,
+                K1,
                 WIDTH,
                 PRECISION,
                 ACC,
@@ -317,11 +321,10 @@ def channel_weight_gradient(
     out = grad.new_empty(splits, n_hidden, n_columns)
     bias = grad.new_empty(splits, n_columns)
     constants = weight_constants(packed, plan)
-    wanted = ("COMPONENTS", "WIDTH", "PRECISION", "ACC")
-    block = min(128, packed.sizes[0])
+    wanted = ("COMPONENTS", "WIDTH", "K0", "K1", "PRECISION", "ACC")
     if out.numel():
         with torch.cuda.device_of(grad):
-            _channel_weight_gradient_kernel[(n_blocks, splits, triton.cdiv(n_hidden, block))](
+            _channel_weight_gradient_kernel[(n_blocks, splits)](
                 tuple(inputs),
                 inputs.sizes,
                 plan.groups,
@@ -332,7 +335,6 @@ def channel_weight_gradient(
                 n_columns,
                 grad.shape[1],
                 M=_EDGES,
-                K=block,
                 **{name: constants[name] for name in wanted},
                 num_warps=4,
                 num_stages=1,

@@ -23,13 +23,14 @@ from mlff_triton.kernels.convolution.channel_blocks import (
     load_source,
     matrix_element,
     node_channels,
-    sums_dtype,
     weight_arguments,
     weight_constants,
 )
 from mlff_triton.kernels.convolution.channel_plan import ChannelPlan
 from mlff_triton.kernels.convolution.edge_blocks import EdgeInputs, zeros
+from mlff_triton.kernels.convolution.graphs import mean_of, output_buffer
 from mlff_triton.kernels.convolution.plan import BLOCK
+from mlff_triton.kernels.convolution.types import TensorProduct
 
 _BLOCK = tl.constexpr(BLOCK)
 _EDGES = 16  # of a node, at a time
@@ -58,8 +59,9 @@ def _write_sums(
     LOSS: tl.constexpr,
     ACC: tl.constexpr,
     TABULATED: tl.constexpr,
+    MEAN: tl.constexpr,
 ):
-    """Write the sums of a block of channels over the edges from first to last."""
+    """Write sums or means of a block of channels over the edges from first to last."""
     group_start, n_groups, block = job
     sums = zeros(M, _BLOCK, D, ACC)
     for index in range(group_start, group_start + n_groups):
@@ -96,6 +98,8 @@ def _write_sums(
     pointers = out_ptr + node * n_out + group[4] + channel * D
     for m in tl.static_range(D):
         total = tl.sum(sums[m], 0)
+        if MEAN:
+            total = mean_of(total, last - first)
         tl.store(pointers + m, total.to(out_ptr.dtype.element_ty), channel < group[5])
 
 
@@ -120,8 +124,9 @@ def _channel_sums_fwd_kernel(
     LOSS: tl.constexpr,
     ACC: tl.constexpr,
     TABULATED: tl.constexpr,
+    MEAN: tl.constexpr,
 ):
-    """Write the sums [N, n_out] of receivers. Grid: (receivers, jobs of the outputs)."""
+    """Write sums or means [N, n_out] of receivers. Grid: (receivers, jobs of the outputs)."""
     node = tl.program_id(0).to(tl.int64)
     first, last = tl.load(row_ptr_ptr + node), tl.load(row_ptr_ptr + node + 1)
     jobs_ptr += tl.program_id(1) * 3
@@ -151,15 +156,21 @@ def _channel_sums_fwd_kernel(
                 LOSS,
                 ACC,
                 TABULATED,
+                MEAN,
             )
 
 
 def channel_sums(
-    inputs: EdgeInputs, weights: Weights, plan: ChannelPlan, row_ptr: Tensor, n_out: int
+    inputs: EdgeInputs,
+    weights: Weights,
+    plan: ChannelPlan,
+    row_ptr: Tensor,
+    product: TensorProduct,
+    reduce: str,
 ) -> Tensor:
-    """Return the sums of messages [N, n_out] in the dtype of sums."""
+    """Return the sums or means of messages [N, output columns], in the dtype of nodes."""
     n_nodes = len(row_ptr) - 1
-    out = inputs.node.new_zeros(n_nodes, n_out, dtype=sums_dtype(weights))
+    out = output_buffer(inputs.node, n_nodes, product, inputs.node.dtype)
     packed, table, n_columns = weight_arguments(weights)
     if n_nodes and len(plan.output_jobs):
         with torch.cuda.device_of(out):
@@ -173,9 +184,10 @@ def channel_sums(
                 row_ptr,
                 out,
                 n_columns,
-                n_out,
+                out.shape[1],
                 M=_EDGES,
                 **weight_constants(weights, plan),
+                MEAN=reduce == "mean",
                 num_warps=4,
                 num_stages=1,
             )

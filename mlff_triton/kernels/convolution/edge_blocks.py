@@ -4,8 +4,8 @@
     z_e[m] = sum_a x_j[a] C_e[a, m]                           [M, ROWS] for each component m
 
 for M edges, and a block of rows and output channels as `mlff_triton.kernels.convolution.plan`
-orders them. In float32, hidden values and weights are multiplied as halves, with a unit per edge and per
-column: see `mlff_triton.kernels.numerics.split`.
+orders them. In float32, hidden values and weights are multiplied as halves, with a unit per edge
+and per column: see `mlff_triton.kernels.numerics.split`.
 
 In kernels, ``inputs`` are the pointers of `EdgeInputs`, ``sizes`` its sizes, and ``packed`` the
 pointers of weight, units and bias.
@@ -58,15 +58,15 @@ class EdgeInputs(NamedTuple):
         Hidden values of the network of the weights.
     senders : int64 or int32 [E]
         Sending nodes.
-    receivers : int64 [E]
-        Receiving nodes.
+    receivers : int32 [E] or None
+        Receiving nodes, for gradients.
     """
 
     node: Tensor
     matrices: Tensor
     hidden: Tensor
     senders: Tensor
-    receivers: Tensor
+    receivers: Tensor | None
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -200,11 +200,16 @@ def hidden_blocks(n_hidden: int) -> tuple[int, int]:
 
 @triton.jit
 def load_edges(inputs, sizes, start, M: tl.constexpr):
-    """Return M edges from one on: index, if it is one, sender and receiver, [M] each."""
+    """Return M edges from one on: index, if it is one, sender and receiver, [M] each.
+
+    Without receivers, senders take their place.
+    """
     edge = start + tl.arange(0, M)
     live = edge < sizes[0]
     sender = tl.load(inputs[3] + edge, live, other=0).to(tl.int64)
-    receiver = tl.load(inputs[4] + edge, live, other=0).to(tl.int64)
+    receiver = sender
+    if inputs[4] is not None:
+        receiver = tl.load(inputs[4] + edge, live, other=0).to(tl.int64)
     return edge.to(tl.int64), live, sender, receiver
 
 

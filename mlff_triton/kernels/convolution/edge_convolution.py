@@ -6,20 +6,20 @@ over the edges ``e = (i, j)`` that node ``i`` receives, for node features x, sph
 and paths p of a tensor product. M. Geiger, T. Smidt, "e3nn: Euclidean neural networks",
 https://arxiv.org/abs/2207.09453, sections 3 and 5.
 
-A linear map of the harmonics gives each edge its coupling matrices, which contain the Wigner 3j
-symbols. Kernels make weights for a tile of edges and use them at once. Messages are summed by
+A first kernel gives each edge its coupling matrices, which contain harmonics and Wigner 3j symbols.
+Others make weights for a tile of edges and use them at once. Messages are summed by
 receiver, in order. Gradients are kernels, too, and second derivatives are those of the reference.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_shape
-from mlff_triton.kernels.common.dense import check_dense
+from mlff_triton.kernels.common.dense import COMPUTE_DTYPES, check_dense
 from mlff_triton.kernels.common.operators import (
     by_reference,
     needed_gradients,
@@ -32,6 +32,7 @@ from mlff_triton.kernels.convolution.channel_gradients import (
 )
 from mlff_triton.kernels.convolution.channel_messages import channel_node_gradient, channel_sums
 from mlff_triton.kernels.convolution.channel_plan import ChannelPlan, channel_plan_of
+from mlff_triton.kernels.convolution.coupling_matrices import coupling_matrices, harmonics_gradient
 from mlff_triton.kernels.convolution.edge_blocks import (
     MAX_HIDDEN,
     EdgeInputs,
@@ -48,21 +49,19 @@ from mlff_triton.kernels.convolution.edge_gradients import (
 from mlff_triton.kernels.convolution.edge_messages import edge_messages
 from mlff_triton.kernels.convolution.graphs import (
     check_graph,
-    coupling_matrices,
     empty_output,
     gradient_of_sums,
+    receiver_sums,
     receivers_of,
-    reduced,
 )
 from mlff_triton.kernels.convolution.plan import Plan, plan_of
 from mlff_triton.kernels.convolution.reference import edge_convolution as reference
-from mlff_triton.kernels.convolution.types import TensorProduct, columns_of
-from mlff_triton.kernels.ops.segment_sum import segment_sum
+from mlff_triton.kernels.convolution.types import TensorProduct
 
 
 def _reference(
     node: Tensor,
-    matrices: Tensor,
+    edge_sh: Tensor,
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor,
@@ -71,31 +70,55 @@ def _reference(
     product: str,
     reduce: str,
 ) -> Tensor:
-    """Convolve with given coupling matrices in plain PyTorch, in their dtype."""
-    sums = matrices.dtype
-    weights = hidden.to(sums) @ weight.to(sums) + bias.to(sums)
-    messages = reference.edge_products(
-        node.to(sums), matrices, weights, senders, TensorProduct.parse(product)
-    )
-    return reference.reduce_edges(messages, row_ptr, reduce).to(node.dtype)
+    """Convolve in plain PyTorch, in the dtype of sums."""
+    sums = COMPUTE_DTYPES[node.dtype]
+    floats = (tensor.to(sums) for tensor in (node, edge_sh, hidden, weight, bias))
+    parsed = TensorProduct.parse(product)
+    return reference.edge_convolution(*floats, row_ptr, senders, parsed, reduce).to(node.dtype)
+
+
+class _Prepared(NamedTuple):
+    """Arguments as kernels read them."""
+
+    inputs: EdgeInputs
+    packed: PackedWeight
+    plan: Plan | ChannelPlan
 
 
 def _prepare(
     node: Tensor,
-    matrices: Tensor,
+    edge_sh: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    receivers: Tensor | None,
+    senders: Tensor,
+    product: TensorProduct,
+) -> _Prepared:
+    plan = (plan_of if product.mode == "uvw" else channel_plan_of)(product, node.device)
+    matrices = coupling_matrices(edge_sh, product)
+    edges = node.contiguous(), matrices, hidden.contiguous(), senders.contiguous()
+    packed = pack_weight(weight, bias, plan.source)
+    return _Prepared(EdgeInputs(*edges, receivers), packed, plan)
+
+
+def _prepare_gradient(
+    grad: Tensor,
+    node: Tensor,
+    edge_sh: Tensor,
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor,
     row_ptr: Tensor,
     senders: Tensor,
     product: str,
-) -> tuple[EdgeInputs, PackedWeight, Plan | ChannelPlan]:
-    """Return the inputs as kernels read them."""
+    reduce: str,
+) -> tuple[Tensor, EdgeInputs, PackedWeight, Plan | ChannelPlan]:
+    """Return the gradients of sums, and other arguments as kernels read them."""
+    grad = gradient_of_sums(grad, row_ptr, reduce, COMPUTE_DTYPES[node.dtype])
+    receivers = receivers_of(row_ptr, len(senders))
     parsed = TensorProduct.parse(product)
-    plan = (plan_of if parsed.mode == "uvw" else channel_plan_of)(parsed, node.device)
-    edges = node.contiguous(), matrices.contiguous(), hidden.contiguous(), senders.contiguous()
-    inputs = EdgeInputs(*edges, receivers_of(row_ptr, len(senders)))
-    return inputs, pack_weight(weight, bias, plan.source), plan
+    return grad, *_prepare(node, edge_sh, hidden, weight, bias, receivers, senders, parsed)
 
 
 @operator(
@@ -106,7 +129,7 @@ def _prepare(
 def _hidden_gradient(
     grad: Tensor,
     node: Tensor,
-    matrices: Tensor,
+    edge_sh: Tensor,
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor,
@@ -116,11 +139,14 @@ def _hidden_gradient(
     reduce: str,
 ) -> Tensor:
     """Return the gradient of the hidden values."""
-    inputs, packed, plan = _prepare(node, matrices, hidden, weight, bias, row_ptr, senders, product)
-    grad = gradient_of_sums(grad, row_ptr, reduce, packed.bias.dtype)
-    if isinstance(plan, ChannelPlan):
-        return channel_edge_gradient(grad, inputs, packed, plan)[1].to(hidden.dtype)
-    return hidden_gradient(grad, inputs, packed, plan).to(hidden.dtype)
+    prepared = _prepare_gradient(
+        grad, node, edge_sh, hidden, weight, bias, row_ptr, senders, product, reduce
+    )
+    if isinstance(prepared[-1], ChannelPlan):
+        _, found = channel_edge_gradient(*prepared)
+    else:
+        found = hidden_gradient(*prepared)
+    return found.to(hidden.dtype)
 
 
 @operator(
@@ -131,7 +157,7 @@ def _hidden_gradient(
 def _weight_gradient(
     grad: Tensor,
     node: Tensor,
-    matrices: Tensor,
+    edge_sh: Tensor,
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor,
@@ -141,24 +167,23 @@ def _weight_gradient(
     reduce: str,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of weight and bias."""
-    inputs, packed, plan = _prepare(node, matrices, hidden, weight, bias, row_ptr, senders, product)
-    grad = gradient_of_sums(grad, row_ptr, reduce, packed.bias.dtype)
-    if isinstance(plan, ChannelPlan):
-        of_weight, of_bias = channel_weight_gradient(grad, inputs, packed, plan)
-    else:
-        of_weight, of_bias = weight_gradient(grad, inputs, packed, plan)
+    prepared = _prepare_gradient(
+        grad, node, edge_sh, hidden, weight, bias, row_ptr, senders, product, reduce
+    )
+    is_channelwise = isinstance(prepared[-1], ChannelPlan)
+    of_weight, of_bias = (channel_weight_gradient if is_channelwise else weight_gradient)(*prepared)
     return of_weight.to(weight.dtype), of_bias.to(bias.dtype)
 
 
 @operator(
     "edge_convolution_node_gradient",
-    outputs=("node", "matrices"),
+    outputs=("node", "edge_sh"),
     differentiate=by_reference(_reference, wrt=(0, 1)),
 )
 def _node_gradient(
     grad: Tensor,
     node: Tensor,
-    matrices: Tensor,
+    edge_sh: Tensor,
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor,
@@ -167,9 +192,10 @@ def _node_gradient(
     product: str,
     reduce: str,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of nodes and of coupling matrices."""
-    inputs, packed, plan = _prepare(node, matrices, hidden, weight, bias, row_ptr, senders, product)
-    grad = gradient_of_sums(grad, row_ptr, reduce, packed.bias.dtype)
+    """Return the gradients of nodes and of harmonics."""
+    grad, inputs, packed, plan = _prepare_gradient(
+        grad, node, edge_sh, hidden, weight, bias, row_ptr, senders, product, reduce
+    )
     if isinstance(plan, ChannelPlan):
         of_node = channel_node_gradient(grad, inputs, packed, plan)
         of_matrices, _ = channel_edge_gradient(grad, inputs, packed, plan)
@@ -177,14 +203,15 @@ def _node_gradient(
         coupled = coupled_gradient(grad, inputs, packed, plan)
         of_node = node_gradient(coupled, inputs, plan)
         of_matrices = matrix_gradient(coupled, inputs, plan)
-    return of_node.to(node.dtype), of_matrices.to(matrices.dtype)
+    of_sh = harmonics_gradient(of_matrices, TensorProduct.parse(product))
+    return of_node.to(node.dtype), of_sh.to(edge_sh.dtype)
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     inputs = saved_inputs(ctx)
-    of_node, of_matrices, of_hidden, of_weight, of_bias, *_ = needed_gradients(ctx)
+    of_node, of_sh, of_hidden, of_weight, of_bias, *_ = needed_gradients(ctx)
     found: list[Tensor | None] = [None] * 5
-    if of_node or of_matrices:
+    if of_node or of_sh:
         found[:2] = _node_gradient(grad, *inputs)
     if of_hidden:
         found[2] = _hidden_gradient(grad, *inputs)
@@ -200,7 +227,7 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 )
 def _edge_convolution(
     node: Tensor,
-    matrices: Tensor,
+    edge_sh: Tensor,
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor,
@@ -209,14 +236,13 @@ def _edge_convolution(
     product: str,
     reduce: str,
 ) -> Tensor:
-    """Convolve with given coupling matrices [E, P]."""
-    inputs, packed, plan = _prepare(node, matrices, hidden, weight, bias, row_ptr, senders, product)
-    n_out = columns_of(TensorProduct.parse(product).output)
+    """Convolve."""
+    parsed = TensorProduct.parse(product)
+    inputs, packed, plan = _prepare(node, edge_sh, hidden, weight, bias, None, senders, parsed)
     if isinstance(plan, ChannelPlan):
-        sums = channel_sums(inputs, packed, plan, row_ptr, n_out)
-    else:
-        sums = segment_sum(edge_messages(inputs, packed, plan, n_out), row_ptr)
-    return reduced(sums, row_ptr, reduce).to(node.dtype)
+        return channel_sums(inputs, packed, plan, row_ptr, parsed, reduce)
+    messages = edge_messages(inputs, packed, plan, parsed)
+    return receiver_sums(messages, row_ptr, reduce, node.dtype)
 
 
 def edge_convolution(
@@ -280,11 +306,10 @@ def edge_convolution(
     torch.Size([2, 10])
     """
     _check(node, edge_sh, hidden, weight, bias, row_ptr, senders, product, reduce)
-    matrices = coupling_matrices(edge_sh, product)
     if bias is None:
         bias = weight.new_zeros(product.n_weights)
     out: Tensor = _edge_convolution(
-        node, matrices, hidden, weight, bias, row_ptr, senders, product.text, reduce
+        node, edge_sh, hidden, weight, bias, row_ptr, senders, product.text, reduce
     )
     return out
 

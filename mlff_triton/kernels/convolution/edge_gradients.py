@@ -36,12 +36,14 @@ from mlff_triton.kernels.convolution.edge_blocks import (
     weight_gradients,
     zeros,
 )
+from mlff_triton.kernels.convolution.edge_messages import edges_per_program
 from mlff_triton.kernels.convolution.gradient_blocks import (
     add_hidden_gradient,
     add_weight_gradient,
     splits_of,
     store_hidden_gradient,
     store_weight_gradient,
+    zero_weight_gradient,
 )
 from mlff_triton.kernels.convolution.plan import BLOCK, CHANNELS, FILLER, ROWS, Plan
 
@@ -50,7 +52,8 @@ _CHANNELS = tl.constexpr(CHANNELS)
 _BLOCK = tl.constexpr(BLOCK)
 _FILLER = tl.constexpr(FILLER)
 _EDGES = 64  # per program
-_COLUMNS = 128  # of nodes or matrices per program
+_SENT = 8  # edges of a node at a time
+_COLUMNS = 64  # of nodes or matrices per program
 
 
 @triton.jit
@@ -191,22 +194,22 @@ def _write_weight_terms(
     D: tl.constexpr,
     WIDTH: tl.constexpr,
     M: tl.constexpr,
-    K: tl.constexpr,
+    K0: tl.constexpr,
+    K1: tl.constexpr,
     PRECISION: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """Write the gradients [K, BLOCK] of a block of weights, and [BLOCK] of its bias."""
+    """Write the gradients of a block of weights and of its bias."""
     _, row, n_blocks, block, column, count, _ = output
     block, column, count = _part_of(block, n_blocks, column, count, part, D)
-    sums = tl.zeros((K, _BLOCK), ACC), tl.zeros((_BLOCK,), ACC)
-    k = tl.program_id(2) * K + tl.arange(0, K)
+    sums = zero_weight_gradient(K0, K1, ACC)
     for start in range(tl.program_id(1) * M, sizes[0], tl.num_programs(1) * M):
         edges = load_edges(inputs, sizes, start, M)
         z = coupled_rows(inputs, sizes, rows_ptr, edges, row + b * _ROWS, D, WIDTH, ACC)
         grads = output_gradients(grad_ptr, n_out, edges, column, count, D, ACC)
         gradient = weight_gradients(z, grads, D)  # [M, BLOCK]
-        sums = add_weight_gradient(sums, gradient, inputs, sizes, edges, k, PRECISION, ACC)
-    store_weight_gradient(sums, out_ptr, bias_ptr, block + b, k, sizes[3], n_columns)
+        sums = add_weight_gradient(sums, gradient, inputs, sizes, edges, K0, K1, PRECISION, ACC)
+    store_weight_gradient(sums, out_ptr, bias_ptr, block + b, sizes[3], n_columns, K0, K1)
 
 
 @triton.jit
@@ -222,7 +225,8 @@ def _weight_gradient_kernel(
     n_columns,
     n_out,
     M: tl.constexpr,
-    K: tl.constexpr,
+    K0: tl.constexpr,
+    K1: tl.constexpr,
     COMPONENTS: tl.constexpr,
     WIDTH: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -230,7 +234,7 @@ def _weight_gradient_kernel(
 ):
     """Write parts of gradients, [splits, n_hidden, n_columns], and of the bias [splits, n_columns].
 
-    Grid: (blocks of the plan, splits of the edges, blocks of K hidden values).
+    Grid: (blocks of the plan, splits of the edges).
     """
     blocks_ptr += tl.program_id(0) * 3
     output = load_output(outputs_ptr, tl.load(blocks_ptr))
@@ -252,7 +256,8 @@ def _weight_gradient_kernel(
                 COMPONENTS[each],
                 WIDTH,
                 M,
-                K,
+                K0,
+                K1,
                 PRECISION,
                 ACC,
             )
@@ -268,12 +273,10 @@ def weight_gradient(
     out = grad.new_empty(splits, n_hidden, n_columns)
     bias = grad.new_empty(splits, n_columns)
     options = constants(packed, plan)
-    for name in ("LOSS", "K0", "K1"):
-        del options[name]
-    block = min(128, packed.sizes[0])
+    del options["LOSS"]
     if out.numel():
         with torch.cuda.device_of(grad):
-            _weight_gradient_kernel[(n_blocks, splits, triton.cdiv(n_hidden, block))](
+            _weight_gradient_kernel[(n_blocks, splits)](
                 tuple(inputs),
                 inputs.sizes,
                 plan.rows,
@@ -285,7 +288,6 @@ def weight_gradient(
                 n_columns,
                 grad.shape[1],
                 M=_EDGES,
-                K=block,
                 **options,
                 num_warps=8,
                 num_stages=1,
@@ -314,7 +316,7 @@ def _write_coupled_terms(
     """Write the gradients of the coupled rows of an output."""
     _, _, n_blocks, block, column, count, coupled = output
     edge, live, _, _ = edges
-    for b in range(n_blocks):
+    for b in range(tl.program_id(2), n_blocks, tl.num_programs(2)):
         sums = zeros(edge.shape[0], _ROWS, D, ACC)
         for part in range(tl.cdiv(count, _CHANNELS)):
             first, start, rest = _part_of(block, n_blocks, column, count, part, D)
@@ -352,7 +354,10 @@ def _coupled_gradient_kernel(
     LOSS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """Write gradients of coupled rows [n_edges, n_coupled]. Grid: (outputs, tiles of M edges)."""
+    """Write gradients of coupled rows [n_edges, n_coupled].
+
+    Grid: (outputs, tiles of M edges, splits of the blocks of rows).
+    """
     output = load_output(outputs_ptr, tl.program_id(0))
     edges = load_edges(inputs, sizes, tl.program_id(1) * M, M)
     hidden = load_hidden(inputs, sizes, edges, K0, K1, PRECISION)
@@ -383,9 +388,12 @@ def coupled_gradient(grad: Tensor, inputs: EdgeInputs, packed: PackedWeight, pla
     out = grad.new_empty(n_edges, plan.n_coupled)
     options = constants(packed, plan)
     del options["WIDTH"]
+    block = edges_per_program(packed, n_edges)
+    n_outputs, tiles = len(plan.outputs), triton.cdiv(n_edges, block)
+    splits = splits_of(len(plan.blocks), n_outputs * tiles, grad)
     if out.numel():
         with torch.cuda.device_of(grad):
-            _coupled_gradient_kernel[(len(plan.outputs), triton.cdiv(n_edges, _EDGES))](
+            _coupled_gradient_kernel[(n_outputs, tiles, splits)](
                 tuple(inputs),
                 inputs.sizes,
                 packed.tensors,
@@ -395,9 +403,9 @@ def coupled_gradient(grad: Tensor, inputs: EdgeInputs, packed: PackedWeight, pla
                 len(packed.bias),
                 grad.shape[1],
                 plan.n_coupled,
-                M=_EDGES,
+                M=block,
                 **options,
-                num_warps=4,
+                num_warps=8 if block == 128 else 4,
                 num_stages=2,
             )
     return out
@@ -415,28 +423,34 @@ def _node_gradient_kernel(
     n_matrix,
     n_coupled,
     n_terms,
+    M: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Write gradients of nodes [S, n_node]. Grid: (nodes, blocks of COLUMNS columns).
+    """Write gradients of nodes [S, n_node], from M edges at a time.
 
-    The edges that node j sends are ``order[sender_ptr[j]:sender_ptr[j + 1]]``.
+    Grid: (nodes, blocks of COLUMNS columns). The edges that node j sends are
+    ``order[sender_ptr[j]:sender_ptr[j + 1]]``.
     """
     node = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    live = column < n_node
+    inside = column < n_node
     first, last = tl.load(sender_ptr_ptr + node), tl.load(sender_ptr_ptr + node + 1)
-    total = tl.zeros((COLUMNS,), coupled_ptr.dtype.element_ty)
-    for index in range(first, last):
-        edge = tl.load(order_ptr + index).to(tl.int64)
+    total = tl.zeros((M, COLUMNS), coupled_ptr.dtype.element_ty)
+    for start in range(first, last, M):
+        index = start + tl.arange(0, M)
+        live = index < last
+        edge = tl.load(order_ptr + index, live, other=0).to(tl.int64)[:, None]
+        added = tl.zeros_like(total)
         for term in range(n_terms):
             pair = terms_ptr + (term * n_node + column) * 2
-            coupled = tl.load(pair, live, other=_FILLER)
-            matrix = tl.load(pair + 1, live, other=_FILLER)
-            mask = coupled != _FILLER
+            coupled = tl.load(pair, inside, other=_FILLER)[None, :]
+            matrix = tl.load(pair + 1, inside, other=_FILLER)[None, :]
+            mask = live[:, None] & (coupled != _FILLER)
             z = tl.load(coupled_ptr + edge * n_coupled + coupled, mask, other=0.0)
             c = tl.load(matrix_ptr + edge * n_matrix + matrix, mask, other=0.0)
-            total += z * c.to(total.dtype)
-    tl.store(out_ptr + node * n_node + column, total, live)
+            added += z * c.to(total.dtype)
+        total += added
+    tl.store(out_ptr + node * n_node + column, tl.sum(total, 0), inside)
 
 
 def node_gradient(coupled: Tensor, inputs: EdgeInputs, plan: Plan) -> Tensor:
@@ -457,6 +471,7 @@ def node_gradient(coupled: Tensor, inputs: EdgeInputs, plan: Plan) -> Tensor:
                 inputs.matrices.shape[1],
                 plan.n_coupled,
                 len(plan.node_terms),
+                M=_SENT,
                 COLUMNS=_COLUMNS,
                 num_warps=4,
             )

@@ -26,7 +26,9 @@ from mlff_triton.kernels.convolution.edge_blocks import (
     load_output,
     zeros,
 )
+from mlff_triton.kernels.convolution.graphs import output_buffer
 from mlff_triton.kernels.convolution.plan import CHANNELS, ROWS, Plan
+from mlff_triton.kernels.convolution.types import TensorProduct
 
 _ROWS = tl.constexpr(ROWS)
 _CHANNELS = tl.constexpr(CHANNELS)
@@ -121,13 +123,13 @@ def _edge_messages_fwd_kernel(
             )
 
 
-def edge_messages(inputs: EdgeInputs, packed: PackedWeight, plan: Plan, n_out: int) -> Tensor:
-    """Return the messages of all edges, [E, n_out] in the dtype of sums."""
+def edge_messages(
+    inputs: EdgeInputs, packed: PackedWeight, plan: Plan, product: TensorProduct
+) -> Tensor:
+    """Return the messages of all edges, [E, output columns] in the dtype of sums."""
     n_edges = len(inputs.senders)
-    out = inputs.node.new_zeros(
-        n_edges, n_out, dtype=packed.bias.dtype
-    )  # for columns without paths
-    block = _edges_per_program(packed, n_edges)
+    out = output_buffer(inputs.node, n_edges, product, packed.bias.dtype)
+    block = edges_per_program(packed, n_edges)
     if n_edges and len(plan.jobs):
         with torch.cuda.device_of(out):
             _edge_messages_fwd_kernel[(len(plan.jobs), triton.cdiv(n_edges, block))](
@@ -139,7 +141,7 @@ def edge_messages(inputs: EdgeInputs, packed: PackedWeight, plan: Plan, n_out: i
                 plan.jobs,
                 out,
                 len(packed.bias),
-                n_out,
+                out.shape[1],
                 M=block,
                 **constants(packed, plan),
                 num_warps=8 if block == 128 else 4,
@@ -148,7 +150,7 @@ def edge_messages(inputs: EdgeInputs, packed: PackedWeight, plan: Plan, n_out: i
     return out
 
 
-def _edges_per_program(packed: PackedWeight, n_edges: int) -> int:
+def edges_per_program(packed: PackedWeight, n_edges: int) -> int:
     """Return a number of edges: programs with more read the weights less often."""
     if packed.bias.dtype == torch.float64:
         return 32

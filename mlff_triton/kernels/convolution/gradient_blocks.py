@@ -67,38 +67,83 @@ def store_hidden_gradient(
 
 
 @triton.jit
+def zero_weight_gradient(K0: tl.constexpr, K1: tl.constexpr, ACC: tl.constexpr):
+    """Return zeros for gradients of a block of weights, [K0, BLOCK] and [K1, BLOCK], and bias."""
+    second = tl.zeros((K1 if K1 > 0 else 16, _BLOCK), ACC)
+    return tl.zeros((K0, _BLOCK), ACC), second, tl.zeros((_BLOCK,), ACC)
+
+
+@triton.jit
 def add_weight_gradient(
-    sums, gradient, inputs, sizes, edges, k, PRECISION: tl.constexpr, ACC: tl.constexpr
+    sums,
+    gradient,
+    inputs,
+    sizes,
+    edges,
+    K0: tl.constexpr,
+    K1: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ACC: tl.constexpr,
 ):
-    """Add what M edges contribute to gradients of a weight [K, BLOCK] and its bias [BLOCK]."""
-    total, bias = sums
+    """Add what M edges contribute to gradients of a block of weights and its bias."""
+    first, second, bias = sums
+    if PRECISION == "halves":
+        high, low, unit = split_along(gradient, 0)
+        parts = high, low
+    else:
+        parts, unit = (gradient,), 1.0  # type: ignore[assignment]
+    first = _add_outer(first, parts, unit, inputs, sizes, edges, 0, K0, PRECISION, ACC)
+    if K1 > 0:
+        second = _add_outer(second, parts, unit, inputs, sizes, edges, K0, K1, PRECISION, ACC)
+    return first, second, bias + tl.sum(gradient, 0)
+
+
+@triton.jit
+def _add_outer(
+    sums,
+    parts,
+    unit,
+    inputs,
+    sizes,
+    edges,
+    start: tl.constexpr,
+    K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """Add products of K hidden values from one on, and gradients of a block, [K, BLOCK]."""
     edge, live, _, _ = edges
+    k = start + tl.arange(0, K)
     hidden = tl.load(
         inputs[2] + edge[:, None] * sizes[3] + k[None, :],
         live[:, None] & (k < sizes[3])[None, :],
         other=0.0,
     )  # [M, K]
     if PRECISION == "halves":
-        high, low, unit = split_along(tl.trans(hidden), 1)
-        high_g, low_g, unit_g = split_along(gradient, 0)
-        zero = tl.zeros((k.shape[0], _BLOCK), ACC)
-        total += add_product((high, low), (high_g, low_g), zero, PRECISION) * unit * unit_g
+        high, low, unit_k = split_along(tl.trans(hidden), 1)
+        zero = tl.zeros((K, _BLOCK), ACC)
+        sums += add_product((high, low), parts, zero, PRECISION) * unit_k * unit
     else:
-        parts = (tl.trans(hidden),), (gradient.to(hidden.dtype),)
-        total = add_product(parts[0], parts[1], total, PRECISION)
-    return total, bias + tl.sum(gradient, 0)
+        others = (parts[0].to(hidden.dtype),)
+        sums = add_product((tl.trans(hidden),), others, sums, PRECISION)
+    return sums
 
 
 @triton.jit
-def store_weight_gradient(sums, out_ptr, bias_ptr, block, k, n_hidden, n_columns):
+def store_weight_gradient(
+    sums, out_ptr, bias_ptr, block, n_hidden, n_columns, K0: tl.constexpr, K1: tl.constexpr
+):
     """Store a part of the gradients of weights [splits, n_hidden, n_columns] and of the bias."""
-    total, bias = sums
+    first, second, bias = sums
     column = block * _BLOCK + tl.arange(0, _BLOCK)
     split = tl.program_id(1).to(tl.int64)
-    pointers = out_ptr + (split * n_hidden + k[:, None]) * n_columns + column[None, :]
-    tl.store(pointers, total, (k < n_hidden)[:, None])
-    if tl.program_id(2) == 0:
-        tl.store(bias_ptr + split * n_columns + column, bias)
+    out_ptr += split * n_hidden * n_columns + column[None, :]
+    k = tl.arange(0, K0)[:, None]
+    tl.store(out_ptr + k * n_columns, first, k < n_hidden)
+    if K1 > 0:
+        k_1 = K0 + tl.arange(0, K1)[:, None]
+        tl.store(out_ptr + k_1 * n_columns, second, k_1 < n_hidden)
+    tl.store(bias_ptr + split * n_columns + column, bias)
 
 
 def splits_of(units: int, others: int, x: Tensor) -> int:

@@ -1,20 +1,23 @@
-"""Arguments that convolutions share: graphs, coupling matrices, and sums or means."""
+"""Graphs of convolutions: checks, receivers of edges, and sums or means of what receivers get."""
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_integers, check_shape
-from mlff_triton.kernels.common.dense import COMPUTE_DTYPES
-from mlff_triton.kernels.convolution.clebsch_gordan import coupling
 from mlff_triton.kernels.convolution.types import TensorProduct, columns_of
-from mlff_triton.kernels.ops.linear import linear
+from mlff_triton.kernels.ops.segment_sum import segment_sum
 
 REDUCTIONS = ("sum", "mean")
+
+_ROWS, _COLUMNS = 8, 64  # of messages that a program adds at a time
+_EDGES = 256  # whose receivers a program finds
+_LONG = 512
+"""Mean number of edges per receiver from which several programs sum those of one receiver."""
 
 
 def check_graph(
@@ -49,23 +52,94 @@ def check_graph(
         raise InputError(f"reduce={reduce!r} is unknown: use {' or '.join(map(repr, REDUCTIONS))}")
 
 
-def coupling_matrices(edge_sh: Tensor, product: TensorProduct) -> Tensor:
-    """Return the coupling matrices of edges [E, P], in the dtype of sums."""
-    dtype = COMPUTE_DTYPES[edge_sh.dtype]
-    table = _coupling_on(product, dtype, edge_sh.device)
-    return linear(edge_sh.to(dtype), table, precision="ieee")
-
-
-@cache
-def _coupling_on(product: TensorProduct, dtype: torch.dtype, device: torch.device) -> Tensor:
-    with torch.inference_mode(mode=False):
-        return coupling(product).to(device, dtype)
+@triton.jit
+def _receivers_kernel(row_ptr_ptr, out_ptr, n_nodes, n_edges, n_steps, M: tl.constexpr):
+    """Write the receivers [n_edges] of edges, by bisection. Grid: (blocks of M edges,)."""
+    edge = tl.program_id(0) * M + tl.arange(0, M)
+    low = tl.zeros((M,), tl.int32)
+    high = low + n_nodes
+    for _ in range(n_steps):
+        middle = low + (high - low) // 2
+        is_later = tl.load(row_ptr_ptr + middle) <= edge
+        low = tl.where(is_later, middle, low)
+        high = tl.where(is_later, high, middle)
+    tl.store(out_ptr + edge, low, edge < n_edges)
 
 
 def receivers_of(row_ptr: Tensor, n_edges: int) -> Tensor:
-    """Return the receiver of each edge, int64 [E]."""
-    nodes = torch.arange(len(row_ptr) - 1, device=row_ptr.device)
-    return nodes.repeat_interleave(row_ptr.diff(), output_size=n_edges)
+    """Return the receiver of each edge, int32 [E]."""
+    receivers = row_ptr.new_empty(n_edges, dtype=torch.int32)
+    n_nodes = len(row_ptr) - 1
+    if n_edges:
+        with torch.cuda.device_of(row_ptr):
+            _receivers_kernel[(triton.cdiv(n_edges, _EDGES),)](
+                row_ptr, receivers, n_nodes, n_edges, n_nodes.bit_length(), M=_EDGES
+            )
+    return receivers
+
+
+@triton.jit
+def mean_of(sums, count):
+    """Return sums divided by a count, and 0 for none."""
+    count = tl.maximum(count, 1)
+    if sums.dtype == tl.float32:
+        mean = tl.div_rn(sums, tl.zeros_like(sums) + count.to(tl.float32))
+    else:
+        mean = sums / count.to(sums.dtype)
+    return mean
+
+
+@triton.jit
+def _receiver_sums_kernel(
+    messages_ptr,
+    row_ptr_ptr,
+    out_ptr,
+    n_columns,
+    MEAN: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Write sums or means [N, n_columns] of messages. Grid: (receivers, blocks of COLUMNS)."""
+    node = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < n_columns
+    first = tl.load(row_ptr_ptr + node).to(tl.int64)
+    last = tl.load(row_ptr_ptr + node + 1).to(tl.int64)
+
+    total = tl.zeros((ROWS, COLUMNS), messages_ptr.dtype.element_ty)
+    for start in range(first, last, ROWS):
+        edge = start + tl.arange(0, ROWS)
+        total += tl.load(
+            messages_ptr + edge[:, None] * n_columns + column[None, :],
+            (edge < last)[:, None] & inside[None, :],
+            other=0.0,
+        )  # [ROWS, COLUMNS]
+    sums = tl.sum(total, 0)
+    if MEAN:
+        sums = mean_of(sums, last - first)
+    tl.store(out_ptr + node * n_columns + column, sums.to(out_ptr.dtype.element_ty), inside)
+
+
+def receiver_sums(messages: Tensor, row_ptr: Tensor, reduce: str, dtype: torch.dtype) -> Tensor:
+    """Return sums or means [N, columns] of messages [E, columns], rounded to a dtype."""
+    n_edges, n_columns = messages.shape
+    n_nodes = len(row_ptr) - 1
+    if n_edges > _LONG * n_nodes:
+        return reduced(segment_sum(messages, row_ptr), row_ptr, reduce).to(dtype)
+    out = messages.new_empty(n_nodes, n_columns, dtype=dtype)
+    if out.numel():
+        with torch.cuda.device_of(out):
+            _receiver_sums_kernel[(n_nodes, triton.cdiv(n_columns, _COLUMNS))](
+                messages,
+                row_ptr,
+                out,
+                n_columns,
+                MEAN=reduce == "mean",
+                ROWS=_ROWS,
+                COLUMNS=_COLUMNS,
+                num_warps=2,
+            )
+    return out
 
 
 def reduced(sums: Tensor, row_ptr: Tensor, reduce: str) -> Tensor:
@@ -80,4 +154,10 @@ def gradient_of_sums(grad: Tensor, row_ptr: Tensor, reduce: str, dtype: torch.dt
 
 def empty_output(node: Tensor, row_ptr: Tensor, product: str) -> Tensor:
     """Return an uninitialized result [N, output columns]."""
-    return node.new_empty(len(row_ptr) - 1, columns_of(TensorProduct.parse(product).output))
+    return node.new_empty(len(row_ptr) - 1, TensorProduct.parse(product).n_outputs)
+
+
+def output_buffer(node: Tensor, n_rows: int, product: TensorProduct, dtype: torch.dtype) -> Tensor:
+    """Return rows [n_rows, output columns] for kernels, which write all columns with paths."""
+    make = node.new_empty if product.reaches_all else node.new_zeros
+    return make(n_rows, product.n_outputs, dtype=dtype)

@@ -31,25 +31,23 @@ from mlff_triton.kernels.convolution.channel_blocks import RadialTable
 from mlff_triton.kernels.convolution.channel_gradients import channel_edge_gradient
 from mlff_triton.kernels.convolution.channel_messages import channel_node_gradient, channel_sums
 from mlff_triton.kernels.convolution.channel_plan import ChannelPlan, channel_plan_of
+from mlff_triton.kernels.convolution.coupling_matrices import coupling_matrices, harmonics_gradient
 from mlff_triton.kernels.convolution.edge_blocks import EdgeInputs
 from mlff_triton.kernels.convolution.graphs import (
     check_graph,
-    coupling_matrices,
     empty_output,
     gradient_of_sums,
     receivers_of,
-    reduced,
 )
-from mlff_triton.kernels.convolution.reference.edge_convolution import edge_products, reduce_edges
-from mlff_triton.kernels.convolution.reference.radial_convolution import tabulated_weights
-from mlff_triton.kernels.convolution.types import TensorProduct, columns_of
+from mlff_triton.kernels.convolution.reference import radial_convolution as reference
+from mlff_triton.kernels.convolution.types import TensorProduct
 from mlff_triton.kernels.ops.radial_arguments import constant_knots, locate
 from mlff_triton.kernels.types.edges import Knots
 
 
 def _reference(
     node: Tensor,
-    matrices: Tensor,
+    edge_sh: Tensor,
     distance: Tensor,
     table: Tensor,
     positions: Tensor,
@@ -59,16 +57,35 @@ def _reference(
     product: str,
     reduce: str,
 ) -> Tensor:
-    """Convolve with given coupling matrices, in plain PyTorch."""
+    """Convolve in plain PyTorch."""
     knots = constant_knots(positions, intervals)
-    weights = tabulated_weights(distance, table.detach(), knots)
-    messages = edge_products(node, matrices, weights, senders, TensorProduct.parse(product))
-    return reduce_edges(messages, row_ptr, reduce)
+    floats = node, edge_sh, distance, table.detach()
+    parsed = TensorProduct.parse(product)
+    return reference.radial_convolution(*floats, knots, row_ptr, senders, parsed, reduce)
 
 
 def _prepare(
     node: Tensor,
-    matrices: Tensor,
+    edge_sh: Tensor,
+    distance: Tensor,
+    table: Tensor,
+    knots: Knots,
+    receivers: Tensor | None,
+    senders: Tensor,
+    product: TensorProduct,
+) -> tuple[EdgeInputs, RadialTable, ChannelPlan]:
+    """Return the inputs as kernels read them. Distances take the place of hidden values."""
+    matrices = coupling_matrices(edge_sh, product)
+    edges = node.contiguous(), matrices, distance[:, None], senders.contiguous()
+    located = RadialTable(*locate(distance, knots), table.contiguous())
+    plan = channel_plan_of(product, node.device)
+    return EdgeInputs(*edges, receivers), located, plan
+
+
+def _prepare_gradient(
+    grad: Tensor,
+    node: Tensor,
+    edge_sh: Tensor,
     distance: Tensor,
     table: Tensor,
     positions: Tensor,
@@ -76,13 +93,13 @@ def _prepare(
     row_ptr: Tensor,
     senders: Tensor,
     product: str,
-) -> tuple[EdgeInputs, RadialTable, ChannelPlan]:
-    """Return the inputs as kernels read them. Distances take the place of hidden values."""
-    receivers = receivers_of(row_ptr, len(senders))
-    edges = node.contiguous(), matrices.contiguous(), distance[:, None], senders.contiguous()
-    located = RadialTable(*locate(distance, Knots(positions, intervals)), table.contiguous())
-    plan = channel_plan_of(TensorProduct.parse(product), node.device)
-    return EdgeInputs(*edges, receivers), located, plan
+    reduce: str,
+) -> tuple[Tensor, EdgeInputs, RadialTable, ChannelPlan]:
+    """Return the gradients of sums, and other arguments as kernels read them."""
+    grad = gradient_of_sums(grad, row_ptr, reduce, node.dtype)
+    receivers, knots = receivers_of(row_ptr, len(senders)), Knots(positions, intervals)
+    parsed = TensorProduct.parse(product)
+    return grad, *_prepare(node, edge_sh, distance, table, knots, receivers, senders, parsed)
 
 
 @operator(
@@ -93,7 +110,7 @@ def _prepare(
 def _node_gradient(
     grad: Tensor,
     node: Tensor,
-    matrices: Tensor,
+    edge_sh: Tensor,
     distance: Tensor,
     table: Tensor,
     positions: Tensor,
@@ -104,22 +121,19 @@ def _node_gradient(
     reduce: str,
 ) -> Tensor:
     """Return the gradient of nodes."""
-    grad = gradient_of_sums(grad, row_ptr, reduce, node.dtype)
-    prepared = _prepare(
-        node, matrices, distance, table, positions, intervals, row_ptr, senders, product
-    )
-    return channel_node_gradient(grad, *prepared)
+    constants = table, positions, intervals, row_ptr, senders, product, reduce
+    return channel_node_gradient(*_prepare_gradient(grad, node, edge_sh, distance, *constants))
 
 
 @operator(
     "radial_convolution_edge_gradient",
-    outputs=("matrices", "distance"),
+    outputs=("edge_sh", "distance"),
     differentiate=by_reference(_reference, wrt=(1, 2)),
 )
 def _edge_gradient(
     grad: Tensor,
     node: Tensor,
-    matrices: Tensor,
+    edge_sh: Tensor,
     distance: Tensor,
     table: Tensor,
     positions: Tensor,
@@ -129,19 +143,19 @@ def _edge_gradient(
     product: str,
     reduce: str,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of coupling matrices and of distances."""
-    grad = gradient_of_sums(grad, row_ptr, reduce, node.dtype)
-    prepared = _prepare(
-        node, matrices, distance, table, positions, intervals, row_ptr, senders, product
+    """Return the gradients of harmonics and of distances."""
+    constants = table, positions, intervals, row_ptr, senders, product, reduce
+    of_matrices, of_distance = channel_edge_gradient(
+        *_prepare_gradient(grad, node, edge_sh, distance, *constants)
     )
-    return channel_edge_gradient(grad, *prepared)
+    return harmonics_gradient(of_matrices, TensorProduct.parse(product)), of_distance
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     inputs = saved_inputs(ctx)
-    of_node, of_matrices, of_distance, *_ = needed_gradients(ctx)
+    of_node, of_sh, of_distance, *_ = needed_gradients(ctx)
     node = _node_gradient(grad, *inputs) if of_node else None
-    edges = _edge_gradient(grad, *inputs) if of_matrices or of_distance else (None, None)
+    edges = _edge_gradient(grad, *inputs) if of_sh or of_distance else (None, None)
     return node, *edges
 
 
@@ -152,7 +166,7 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 )
 def _radial_convolution(
     node: Tensor,
-    matrices: Tensor,
+    edge_sh: Tensor,
     distance: Tensor,
     table: Tensor,
     positions: Tensor,
@@ -162,12 +176,10 @@ def _radial_convolution(
     product: str,
     reduce: str,
 ) -> Tensor:
-    """Convolve with given coupling matrices [E, P]."""
-    inputs, located, plan = _prepare(
-        node, matrices, distance, table, positions, intervals, row_ptr, senders, product
-    )
-    n_out = columns_of(TensorProduct.parse(product).output)
-    return reduced(channel_sums(inputs, located, plan, row_ptr, n_out), row_ptr, reduce)
+    """Convolve."""
+    parsed, knots = TensorProduct.parse(product), Knots(positions, intervals)
+    prepared = _prepare(node, edge_sh, distance, table, knots, None, senders, parsed)
+    return channel_sums(*prepared, row_ptr, parsed, reduce)
 
 
 def radial_convolution(
@@ -249,8 +261,7 @@ def radial_convolution(
     check_shape("table", table, (len(knots.positions), 3, product.n_weights))
     if table.requires_grad:
         raise InputError("table gets no gradient: detach it, or use edge_convolution to train it")
-    matrices = coupling_matrices(edge_sh, product)
     out: Tensor = _radial_convolution(
-        node, matrices, distance, table, *knots, row_ptr, senders, product.text, reduce
+        node, edge_sh, distance, table, *knots, row_ptr, senders, product.text, reduce
     )
     return out

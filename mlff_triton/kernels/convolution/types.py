@@ -195,6 +195,28 @@ class TensorProduct:
         paths = (f"{p.node} {p.harmonic} {p.output} {p.factor!r}" for p in self.paths)
         return " | ".join((*irreps, self.mode, ", ".join(paths)))
 
+    def __hash__(self) -> int:
+        """Return the hash of the text, which is computed once."""
+        return hash(self.text)
+
+    @cached_property
+    def reaches_all(self) -> bool:
+        """True if each irrep of the output has a path."""
+        return {path.output for path in self.paths} == set(range(len(self.output)))
+
+    @cached_property
+    def n_matrix(self) -> int:
+        """Number of elements of the coupling matrices of an edge."""
+        return sum(
+            self.harmonics[p.harmonic].count * self.node[p.node].width * self.output[p.output].width
+            for p in self.paths
+        )
+
+    @cached_property
+    def n_outputs(self) -> int:
+        """Number of columns of the output."""
+        return columns_of(self.output)
+
     @cached_property
     def n_weights(self) -> int:
         """Number of weights per edge."""

@@ -15,6 +15,9 @@ MIXED = TensorProduct.of("3x0e + 2x1o", "1x0e + 2x1o + 1x2e", "18x0e + 2x1o + 1x
 SCALARS = TensorProduct.of("2x0e", "1x0e", "3x0e + 1x1o")
 """A product whose last output has no path."""
 
+DEEP = TensorProduct.of("1x1o + 1x3o", "1x0e + 1x2e", "1x0o + 1x2o + 1x3o")
+"""A product of degree 3."""
+
 CHANNELWISE = TensorProduct.of(
     "3x0e + 3x1o",
     "1x0e + 2x1o",
