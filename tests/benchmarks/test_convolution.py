@@ -25,6 +25,7 @@ def small(monkeypatch):
     cases = {name: (shape, EDGES) for name, shape in shapes.items()}
     monkeypatch.setattr(convolution, "CASES", cases)
     monkeypatch.setattr(convolution, "EDGES_AT_ONCE", 4)
+    monkeypatch.setattr(convolution, "clean_up", lambda _: None)  # which takes most of the time
     convolution.truth.cache_clear()
     yield list(cases)
     convolution.truth.cache_clear()

@@ -18,7 +18,8 @@ from mlff_triton.kernels.convolution.types import TensorProduct, columns_of
 from mlff_triton.kernels.types.edges import Knots
 from tests.support.operators import derivatives
 
-NODES, EDGES, HIDDEN = 3, 66, 144
+NODES, EDGES = 3, 66
+HIDDEN, MORE_HIDDEN = 64, 144  # in one block, and in two, as in DiffDock
 GRAPH = torch.tensor([0, 0, 60, EDGES]), torch.zeros(EDGES).long()
 KNOTS = Knots(torch.tensor([0.0, 4.0]).double(), torch.tensor([0]).int())
 
@@ -26,19 +27,25 @@ MIXED = TensorProduct.of("2x0e + 1x1o", "1x0e + 1x1o + 1x2e", "2x0e + 1x1o")
 DEEP = TensorProduct.of("1x1o + 1x3o", "1x0e + 1x2e", "1x1o + 1x2o + 1x3o")
 CHANNELWISE = TensorProduct.of(
     "2x0e + 2x1o",
-    "1x0e + 1x1o + 1x2e",
-    "2x0e + 2x1o + 2x2e",
-    [(i, j, k, "uvu", True) for i, j, k in ((0, 0, 0), (1, 1, 0), (0, 1, 1), (0, 2, 2), (1, 1, 2))],
+    "1x0e + 1x1o",
+    "2x0e + 2x1o",
+    [(i, j, k, "uvu", True) for i, j, k in ((0, 0, 0), (1, 1, 0), (0, 1, 1))],
+)
+WIDE = TensorProduct.of(
+    "2x1o + 2x2e",
+    "1x0e + 1x1o + 1x2e + 1x3o",
+    "2x1o + 2x2e + 2x3o",
+    [(i, j, k, "uvu", True) for i, j, k in ((0, 0, 0), (1, 1, 0), (0, 3, 1), (1, 1, 2))],
 )
 
 
-def networks(product: TensorProduct, dtype: torch.dtype) -> object:
+def networks(product: TensorProduct, dtype: torch.dtype, hidden: int = MORE_HIDDEN) -> object:
     """Convolve with weights from networks, with gradients."""
     floats = (
         torch.ones(NODES, columns_of(product.node)),
         torch.ones(EDGES, columns_of(product.harmonics)),
-        torch.ones(EDGES, HIDDEN),
-        torch.ones(HIDDEN, product.n_weights),
+        torch.ones(EDGES, hidden),
+        torch.ones(hidden, product.n_weights),
         torch.ones(product.n_weights),
     )
     return derivatives(edge_convolution, (*floats, *GRAPH, product, "mean"), dtype)
@@ -59,22 +66,26 @@ def tables(product: TensorProduct, dtype: torch.dtype) -> object:
     return derivatives(convolve, floats, dtype)
 
 
-def convolution_calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
-    """Convolutions and their derivatives."""
-    made: dict[str, Callable[[], object]] = {
-        f"edge_convolution, uvw, {dtype}": partial(networks, MIXED, dtype),
-        f"edge_convolution, uvu, {dtype}": partial(networks, CHANNELWISE, dtype),
+def convolution_calls() -> dict[str, Callable[[], object]]:
+    """Convolutions in float32 and their derivatives, with few hidden values."""
+    single = torch.float32
+    return {
+        "edge_convolution, uvw": partial(networks, MIXED, single, HIDDEN),
+        "edge_convolution, uvu": partial(networks, CHANNELWISE, single, HIDDEN),
+        "radial_convolution": partial(tables, CHANNELWISE, single),
     }
-    if dtype in (torch.float32, torch.float64):
-        made[f"radial_convolution, {dtype}"] = partial(tables, CHANNELWISE, dtype)
-    return made
 
 
 def more_convolutions() -> dict[str, Callable[[], object]]:
-    """Convolutions in other precisions, and one of the largest degree."""
+    """Convolutions in all precisions, with more hidden values and the largest degree."""
+    single, *others = torch.float32, torch.float64, torch.float16, torch.bfloat16
     made: dict[str, Callable[[], object]] = {
-        "edge_convolution, degree 3": partial(networks, DEEP, torch.float32)
+        f"edge_convolution, {name}, {dtype}": partial(networks, product, dtype)
+        for name, product in (("uvw", MIXED), ("uvu", CHANNELWISE))
+        for dtype in (single, *others)
     }
-    for dtype in (torch.float64, torch.float16, torch.bfloat16):
-        made |= convolution_calls(dtype)
+    made["edge_convolution, uvw, degree 3"] = partial(networks, DEEP, single)
+    made["edge_convolution, uvu, degree 3"] = partial(networks, WIDE, single)
+    made["radial_convolution, degree 3"] = partial(tables, WIDE, single)
+    made["radial_convolution, float64"] = partial(tables, CHANNELWISE, torch.float64)
     return made

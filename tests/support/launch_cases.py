@@ -444,7 +444,7 @@ def parts(sizes: list[int], dtype: torch.dtype) -> dict[str, Callable[[], object
 def common_cases(target: str) -> dict[str, Callable[[], object]]:
     """Operators and steps in one precision, for a thorough target."""
     made = few_cases(target) | residue_calls() | binding_calls() | genomic_calls()
-    made |= convolution_calls(torch.float32)
+    made |= convolution_calls()
     return made | pair_calls(THOROUGH[target]) | tensornet2_calls(torch.float32)
 
 
