@@ -165,7 +165,7 @@ def node_channels(inputs, sizes, group, block, edges, WIDTH: tl.constexpr, ACC: 
     found = ()
     for a in tl.static_range(WIDTH):
         x = tl.load(pointers + a, mask & (a < group[2]), other=0.0)
-        found += (x.to(ACC),)
+        found += (x.to(ACC),)  # type: ignore[assignment]
     return found
 
 
@@ -186,7 +186,7 @@ def coupled_channels(
         added = ()
         for m in tl.static_range(D):
             c = matrix_element(inputs, sizes, group, edges, a, m, D, ACC)
-            added += (z[m] + x[a] * c,)
+            added += (z[m] + x[a] * c,)  # type: ignore[assignment]
         z = added
     return z
 
@@ -198,5 +198,5 @@ def channel_gradients(grad_ptr, n_out, group, block, edges, D: tl.constexpr, ACC
     pointers = grad_ptr + edges[3][:, None] * n_out + group[4] + channel * D
     found = ()
     for m in tl.static_range(D):
-        found += (tl.load(pointers + m, mask, other=0.0).to(ACC),)
+        found += (tl.load(pointers + m, mask, other=0.0).to(ACC),)  # type: ignore[assignment]
     return found

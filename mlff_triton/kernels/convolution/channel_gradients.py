@@ -80,7 +80,7 @@ def _add_edge_terms(
     edge, live, _, _ = edges
     elements = ()
     for _ in tl.static_range(WIDTH * D):
-        elements += (tl.zeros((edge.shape[0],), ACC),)
+        elements += (tl.zeros((edge.shape[0],), ACC),)  # type: ignore[assignment]
     for block in range(tl.cdiv(group[5], _BLOCK)):
         weights = channel_weights(
             source,
@@ -122,7 +122,7 @@ def _add_edge_terms(
         for a in tl.static_range(WIDTH):
             for m in tl.static_range(D):
                 element = elements[a * D + m] + tl.sum(x[a] * weights * grads[m], 1)
-                added += (element,)
+                added += (element,)  # type: ignore[assignment]
         elements = added
     pointers = matrices_ptr + edge * sizes[2] + group[3]
     for a in tl.static_range(WIDTH):

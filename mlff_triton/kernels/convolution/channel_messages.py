@@ -91,7 +91,7 @@ def _write_sums(
             z = coupled_channels(inputs, sizes, group, x, edges, D, WIDTH, ACC)
             added = ()
             for m in tl.static_range(D):
-                added += (sums[m] + weights * z[m],)
+                added += (sums[m] + weights * z[m],)  # type: ignore[assignment]
             sums = added
     group = load_group(groups_ptr, group_start)
     channel = block * _BLOCK + tl.arange(0, _BLOCK)
@@ -239,7 +239,7 @@ def _add_node_terms(
         total = grads[0] * matrix_element(inputs, sizes, group, edges, a, 0, D, ACC)
         for m in tl.static_range(1, D):
             total += grads[m] * matrix_element(inputs, sizes, group, edges, a, m, D, ACC)
-        added += (sums[a] + weights * total,)
+        added += (sums[a] + weights * total,)  # type: ignore[assignment]
     return added
 
 

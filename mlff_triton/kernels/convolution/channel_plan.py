@@ -59,7 +59,9 @@ def channel_plan_of(product: TensorProduct, device: torch.device) -> ChannelPlan
     """Return the tables of a product that keeps channels."""
     groups = sorted(groups_of(product), key=lambda group: group.output)
     order = sorted(range(len(groups)), key=lambda g: groups[g].node)
-    rows, blocks, source = [], [], []
+    rows: list[tuple[int, ...]] = []
+    blocks: list[tuple[int, int]] = []
+    source: list[int] = []
     for index, group in enumerate(groups):
         n_blocks = -(-group.count // BLOCK)
         column = first_column(product.output, group.output)

@@ -28,7 +28,8 @@ def wigner_3j(l1: int, l2: int, l3: int) -> Tensor:
             complex_[l1 + m1, l2 + m2, l3 + m1 + m2] = _coefficient(l1, m1, l2, m2, l3)
     bases = _real_basis(l1), _real_basis(l2), _real_basis(l3).conj()
     real = torch.einsum("abc,ai,bj,ck->ijk", complex_, *bases).real
-    return real / real.norm()
+    symbols: Tensor = real / real.norm()
+    return symbols
 
 
 def _coefficient(l1: int, m1: int, l2: int, m2: int, l3: int) -> float:
@@ -52,7 +53,7 @@ def _real_basis(degree: int) -> Tensor:
     basis[degree, degree] = 1
     for m in range(1, degree + 1):
         plus, minus = degree + m, degree - m
-        basis[minus, plus], basis[minus, minus] = sqrt(0.5), -1j * sqrt(0.5)
+        basis[minus, plus], basis[minus, minus] = sqrt(0.5), -1j * sqrt(0.5)  # type: ignore[assignment]
         sign = (-1) ** m
         basis[plus, plus], basis[plus, minus] = sign * sqrt(0.5), 1j * sign * sqrt(0.5)
     return basis * (-1j) ** degree

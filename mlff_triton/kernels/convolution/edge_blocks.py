@@ -13,6 +13,7 @@ pointers of weight, units and bias.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -177,7 +178,7 @@ def pack_weight(weight: Tensor, bias: Tensor, source: Tensor) -> PackedWeight:
                 sum(sizes),
                 PRECISION=precision,
                 COLUMNS=CHANNELS,
-                K=triton.next_power_of_2(sum(sizes)),
+                K=2 * sizes[0] if sizes[1] else sizes[0],
                 num_warps=4,
             )
     return PackedWeight(packed, units, packed_bias, sizes, precision)
@@ -190,6 +191,7 @@ def precision_of(weight: Tensor) -> str:
     return "halves" if len(weight) >= _FEWEST_HIDDEN else str(FULL.value)
 
 
+@cache
 def hidden_blocks(n_hidden: int) -> tuple[int, int]:
     """Return two block sizes, powers of two or zero, that hold the hidden values of an edge."""
     whole = block_side(n_hidden)
@@ -334,7 +336,7 @@ def coupled_rows(
         sums = ()
         for m in tl.static_range(D):
             c = tl.load(matrix_ptr + a * D + m, mask, other=0.0).to(ACC)
-            sums += (z[m] + x * c,)
+            sums += (z[m] + x * c,)  # type: ignore[assignment]
         z = sums
     return z
 
@@ -344,7 +346,7 @@ def zeros(M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, ACC: tl.constexpr):
     """Return D blocks [M, N] of zeros."""
     blocks = ()
     for _ in tl.static_range(D):
-        blocks += (tl.zeros((M, N), ACC),)
+        blocks += (tl.zeros((M, N), ACC),)  # type: ignore[assignment]
     return blocks
 
 
@@ -357,7 +359,7 @@ def output_gradients(grad_ptr, n_out, edges, column, count, D: tl.constexpr, ACC
     mask = live[:, None] & (w < count)
     found = ()
     for m in tl.static_range(D):
-        found += (tl.load(pointers + m, mask, other=0.0).to(ACC),)
+        found += (tl.load(pointers + m, mask, other=0.0).to(ACC),)  # type: ignore[assignment]
     return found
 
 

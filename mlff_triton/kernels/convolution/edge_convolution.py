@@ -72,9 +72,18 @@ def _reference(
 ) -> Tensor:
     """Convolve in plain PyTorch, in the dtype of sums."""
     sums = COMPUTE_DTYPES[node.dtype]
-    floats = (tensor.to(sums) for tensor in (node, edge_sh, hidden, weight, bias))
-    parsed = TensorProduct.parse(product)
-    return reference.edge_convolution(*floats, row_ptr, senders, parsed, reduce).to(node.dtype)
+    out = reference.edge_convolution(
+        node.to(sums),
+        edge_sh.to(sums),
+        hidden.to(sums),
+        weight.to(sums),
+        bias.to(sums),
+        row_ptr,
+        senders,
+        TensorProduct.parse(product),
+        reduce,
+    )
+    return out.to(node.dtype)
 
 
 class _Prepared(NamedTuple):
@@ -139,13 +148,13 @@ def _hidden_gradient(
     reduce: str,
 ) -> Tensor:
     """Return the gradient of the hidden values."""
-    prepared = _prepare_gradient(
+    grad, inputs, packed, plan = _prepare_gradient(
         grad, node, edge_sh, hidden, weight, bias, row_ptr, senders, product, reduce
     )
-    if isinstance(prepared[-1], ChannelPlan):
-        _, found = channel_edge_gradient(*prepared)
+    if isinstance(plan, ChannelPlan):
+        _, found = channel_edge_gradient(grad, inputs, packed, plan)
     else:
-        found = hidden_gradient(*prepared)
+        found = hidden_gradient(grad, inputs, packed, plan)
     return found.to(hidden.dtype)
 
 
@@ -167,11 +176,13 @@ def _weight_gradient(
     reduce: str,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of weight and bias."""
-    prepared = _prepare_gradient(
+    grad, inputs, packed, plan = _prepare_gradient(
         grad, node, edge_sh, hidden, weight, bias, row_ptr, senders, product, reduce
     )
-    is_channelwise = isinstance(prepared[-1], ChannelPlan)
-    of_weight, of_bias = (channel_weight_gradient if is_channelwise else weight_gradient)(*prepared)
+    if isinstance(plan, ChannelPlan):
+        of_weight, of_bias = channel_weight_gradient(grad, inputs, packed, plan)
+    else:
+        of_weight, of_bias = weight_gradient(grad, inputs, packed, plan)
     return of_weight.to(weight.dtype), of_bias.to(bias.dtype)
 
 

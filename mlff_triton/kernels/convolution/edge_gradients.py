@@ -327,7 +327,7 @@ def _write_coupled_terms(
             grads = output_gradients(grad_ptr, n_out, edges, start, rest, D, ACC)
             added = ()
             for m in tl.static_range(D):
-                added += (sums[m] + tl.sum(weights * grads[m][:, None, :], 2),)
+                added += (sums[m] + tl.sum(weights * grads[m][:, None, :], 2),)  # type: ignore[assignment]
             sums = added
         row = b * _ROWS + tl.arange(0, _ROWS)[None, :]
         pointers = out_ptr + edge[:, None] * n_coupled + coupled + row * D

@@ -66,7 +66,7 @@ def _write_messages(
         z = coupled_rows(inputs, sizes, rows_ptr, edges, row + b * _ROWS, D, WIDTH, ACC)
         added = ()
         for m in tl.static_range(D):
-            added += (sums[m] + tl.sum(weights * z[m][:, :, None], 1),)
+            added += (sums[m] + tl.sum(weights * z[m][:, :, None], 1),)  # type: ignore[assignment]
         sums = added
     w = part * _CHANNELS + tl.arange(0, _CHANNELS)[None, :]
     pointers = out_ptr + edge[:, None] * n_out + column + w * D

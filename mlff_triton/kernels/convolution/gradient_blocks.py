@@ -149,4 +149,4 @@ def store_weight_gradient(
 def splits_of(units: int, others: int, x: Tensor) -> int:
     """Return among how many programs to divide units of work, given the number of programs."""
     wanted = triton.cdiv(2 * multiprocessors(x.device), max(others, 1))
-    return max(1, min(units, wanted, _MAX_SPLITS))
+    return max(1, min(units, int(wanted), _MAX_SPLITS))

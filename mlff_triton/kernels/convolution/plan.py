@@ -93,7 +93,7 @@ class Group(NamedTuple):
     output: int
     node: int
     width: int
-    count: int
+    count: int  # type: ignore[assignment]
     matrix: int
     components: int
     weight: int

@@ -44,7 +44,7 @@ class Irrep(NamedTuple):
         1 if even under inversion.
     """
 
-    count: int
+    count: int  # type: ignore[assignment]
     degree: int
     parity: int
 
@@ -233,9 +233,10 @@ def _parse(text: str) -> TensorProduct:
     node, harmonics, output, mode, paths = text.split(" | ")
     found = []
     for path in paths.split(", ") if paths else []:
-        *indices, factor = path.split()
-        found.append(Path(*map(int, indices), float(factor)))
-    return TensorProduct(*map(read_irreps, (node, harmonics, output)), mode, tuple(found))
+        i, j, k, factor = path.split()
+        found.append(Path(int(i), int(j), int(k), float(factor)))
+    irreps = read_irreps(node), read_irreps(harmonics), read_irreps(output)
+    return TensorProduct(*irreps, mode, tuple(found))
 
 
 def _choice(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -20,7 +20,7 @@ S, V = 48, 10  # channels of DiffDock
         (
             f"{S}x0e + {V}x1o + {V}x1e + {S}x0o",
             f"{S}x0e + {V}x1o + {V}x1e + {S}x0o",
-            6928,
+            7128,
         ),
     ],
 )
