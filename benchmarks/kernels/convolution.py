@@ -40,7 +40,6 @@ from mlff_triton._common.availability import triton_obstacle
 from mlff_triton._common.cuda_graphs import GraphPool, record
 from mlff_triton._common.timing import measure, reset_peak
 from mlff_triton.kernels.convolution.reference.edge_convolution import edge_products, reduce_edges
-from mlff_triton.kernels.convolution.types import TensorProduct
 
 BENCH = "convolution"
 OURS = "triton"
@@ -157,19 +156,7 @@ def _arranged(problem: Problem, way: str) -> tuple[Tensor, ...]:
     if way not in CHANNELS_LAST:
         return problem.floats
     node, edge_sh, *network = problem.floats
-    if problem.product.mode == "uvu":
-        network = [network[0][:, _columns_by_input(problem.product).to(node.device)]]
     return channels_last(node, problem.product.node), edge_sh, *network
-
-
-def _columns_by_input(product: TensorProduct) -> Tensor:
-    """Return columns of weights in the order of paths by irreps of nodes and harmonics."""
-    starts, start = [], 0
-    for path in product.paths:
-        starts.append((path[:3], start, start + product.weights_of(path)))
-        start = starts[-1][2]
-    blocks = [torch.arange(first, last) for _, first, last in sorted(starts)]
-    return torch.cat(blocks)
 
 
 def _restored(found: Sequence[Tensor], problem: Problem, way: str) -> list[Tensor]:

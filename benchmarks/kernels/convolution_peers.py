@@ -52,7 +52,11 @@ def e3nn(problem: Problem) -> Convolution:
 
 def e3nn_compiled(problem: Problem) -> Convolution:
     """Return all of it compiled by PyTorch's compiler."""
-    return torch.compile(_with_sum(problem, _e3nn_product(problem, compile_right=False)))
+    from e3nn.util.jit import disable_e3nn_codegen
+
+    with disable_e3nn_codegen():  # TorchScript, into which PyTorch's compiler does not see
+        product = _e3nn_product(problem)
+    return torch.compile(_with_sum(problem, product))
 
 
 def cuequivariance(problem: Problem) -> Convolution:
@@ -181,7 +185,7 @@ def channels_last(rows: Tensor, irreps: Irreps, *, back: bool = False) -> Tensor
     return torch.cat(blocks, 1)
 
 
-def _e3nn_product(problem: Problem, **options: bool) -> torch.nn.Module:
+def _e3nn_product(problem: Problem) -> torch.nn.Module:
     from e3nn import o3
 
     made = o3.TensorProduct(
@@ -189,7 +193,6 @@ def _e3nn_product(problem: Problem, **options: bool) -> torch.nn.Module:
         problem.instructions,
         shared_weights=False,
         internal_weights=False,
-        **options,
     )
     return made.to(problem.device, problem.dtype)  # type: ignore[no-any-return]
 

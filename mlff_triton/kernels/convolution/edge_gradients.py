@@ -388,7 +388,7 @@ def coupled_gradient(grad: Tensor, inputs: EdgeInputs, packed: PackedWeight, pla
     out = grad.new_empty(n_edges, plan.n_coupled)
     options = constants(packed, plan)
     del options["WIDTH"]
-    block = edges_per_program(packed, n_edges)
+    block, launch = edges_per_program(packed, n_edges)
     n_outputs, tiles = len(plan.outputs), triton.cdiv(n_edges, block)
     splits = splits_of(len(plan.blocks), n_outputs * tiles, grad)
     if out.numel():
@@ -405,8 +405,7 @@ def coupled_gradient(grad: Tensor, inputs: EdgeInputs, packed: PackedWeight, pla
                 plan.n_coupled,
                 M=block,
                 **options,
-                num_warps=8 if block == 128 else 4,
-                num_stages=2,
+                **launch,
             )
     return out
 
