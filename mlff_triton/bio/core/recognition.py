@@ -7,11 +7,14 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.fx import GraphModule
 
 from mlff_triton.bio.core.replacement import Replacement, replacement_of
 from mlff_triton.bio.core.snapshot import has_other_forward, is_checkpointed
 
 Children: TypeAlias = Mapping[str, frozenset[str]]
+
+GENERATED = (torch.jit.ScriptModule, GraphModule)
 
 OPTIONAL = "nothing"
 """Stands for a submodule that may be missing."""
@@ -22,15 +25,18 @@ def is_plain(module: Any, *kinds: type[nn.Module]) -> bool:
     return type(module) in kinds and not has_foreign_forward(module)
 
 
-def is_unmodified(module: nn.Module, *sources: str) -> bool:
+def is_unmodified(module: nn.Module, *sources: str, generates_code: bool = False) -> bool:
     """Return True if a module and its submodules compute what their classes are known for.
 
     Their classes and methods ``forward`` are PyTorch's or come from the Python modules or packages
     ``sources``, and no instance has a ``forward`` of its own, except for checkpoints of submodules.
     Names that end with a dot are those of packages, and stand for the modules inside alone. Modules
-    in TorchScript have no such methods.
+    in TorchScript have no such methods: they are not known, unless the package generates code of
+    its own for submodules, as e3nn does for tensor products.
     """
     modules = list(module.modules())
+    if generates_code:
+        modules = [module, *(m for m in modules[1:] if not isinstance(m, GENERATED))]
     if any(isinstance(each, torch.jit.ScriptModule) for each in modules):
         return False
     packages = tuple(f"{source.removesuffix('.')}." for source in ("torch.nn.modules", *sources))

@@ -44,6 +44,9 @@ class Snapshot:
     ``parameter.data``, or FSDP, which gathers weights uncounted. Freezing or unfreezing a parameter
     counts as a change, too.
 
+    Submodules in TorchScript count as a whole: what they compute is compiled, and has no mode,
+    settings or hooks that could be set in Python.
+
     Parameters
     ----------
     module : torch.nn.Module
@@ -53,7 +56,7 @@ class Snapshot:
     """
 
     def __init__(self, module: nn.Module, watches: Collection[str] = ()) -> None:
-        self._modules = list(module.modules())
+        self._modules = [m for m in module.modules() if not isinstance(m, torch.jit.ScriptModule)]
         self._types = list(map(type, self._modules))
         inner = self._modules[1:]
         self._hooks = _hooks(inner)
