@@ -61,8 +61,8 @@ def accelerate(
     ----------
     model : torch.nn.Module
         Model that is or contains ESM-2, ESM-1b or BERT of Hugging Face's transformers (4.50 or
-        later), with any head, ESM-2 of fair-esm, Enformer, AlphaGenome, ProteinMPNN, DualBind or
-        the blocks of Boltz, OpenFold3 or Protenix. Changed in place.
+        later), with any head, ESM-2 of fair-esm, Enformer, AlphaGenome, ProteinMPNN, DiffDock,
+        DualBind or the blocks of Boltz, OpenFold3 or Protenix. Changed in place.
     precision : {"fp16", "bf16", "fp32"}, optional
         Dtype of the computation; by default that of the parameters. The dtypes of the parameters
         and of the outputs do not change.

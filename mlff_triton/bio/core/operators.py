@@ -7,6 +7,7 @@ kernels and their references with the Protocol of the family.
 from __future__ import annotations
 
 from mlff_triton.kernels.binding.protocol import BindingOperators
+from mlff_triton.kernels.convolution.protocol import ConvolutionOperators
 from mlff_triton.kernels.genomics.protocol import GenomicOperators
 from mlff_triton.kernels.pairs.protocol import PairOperators
 from mlff_triton.kernels.residues.protocol import ResidueOperators
@@ -20,6 +21,17 @@ def binding_operators(backend: str | None) -> BindingOperators:
 
         return plain
     from mlff_triton.kernels.binding import operators as fused
+
+    return fused
+
+
+def convolution_operators(backend: str | None) -> ConvolutionOperators:
+    """Return the operators of equivariant convolutions of "triton" or "torch"."""
+    if backend == "torch":
+        from mlff_triton.kernels.convolution.reference import operators as plain
+
+        return plain
+    from mlff_triton.kernels.convolution import operators as fused
 
     return fused
 

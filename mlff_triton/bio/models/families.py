@@ -17,6 +17,11 @@ from mlff_triton.bio.models.boltz.conditioning import BoltzConditioningForward
 from mlff_triton.bio.models.boltz.diffusion import BoltzDiffusionForward
 from mlff_triton.bio.models.boltz.score import Boltz1ScoreForward, BoltzScoreForward
 from mlff_triton.bio.models.boltz.windows import BoltzAtomForward
+from mlff_triton.bio.models.diffdock.adapter import (
+    SeparateDockingForward,
+    SharedDockingForward,
+)
+from mlff_triton.bio.models.diffdock.layer_adapter import ConvolutionForward
 from mlff_triton.bio.models.dualbind.adapter import DualBindForward
 from mlff_triton.bio.models.encoders import row_parts, sequence_parts
 from mlff_triton.bio.models.encoders.fair_esm import ESM2Forward
@@ -69,6 +74,11 @@ FAMILIES = (
     ),
     Family(models=(ProteinMPNNForward,), parts=(), resembles=lambda _: False),
     Family(models=(DualBindForward,), parts=(), resembles=lambda _: False),
+    Family(
+        models=(SharedDockingForward, SeparateDockingForward, ConvolutionForward),
+        parts=(),
+        resembles=lambda _: False,
+    ),
     Family(models=(EnformerForward,), parts=(), resembles=lambda _: False),
     Family(models=(AlphaGenomeForward,), parts=(), resembles=lambda _: False),
     Family(

@@ -1,0 +1,1 @@
+"""DiffDock, which docks ligands to proteins by diffusion, and scores their poses."""

@@ -1,0 +1,245 @@
+"""The computation of DiffDock's score and confidence models, with the operators of a backend.
+
+Two architectures: DiffDock-L (class CGModel) shares a layer between four groups of edges, and
+embeds receptors once; the first release (CGOldModel, TensorProductScoreModel) has a layer for each
+group.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mlff_triton.bio.models.diffdock.atoms import AtomTable, embed_atoms
+from mlff_triton.bio.models.diffdock.complexes import (
+    Graph,
+    cross_graph,
+    degree_of,
+    edge_weights,
+    ligand_graph,
+    receptor_edges,
+    spherical_harmonics,
+    time_embedding,
+    weighted_harmonics,
+)
+from mlff_triton.bio.models.diffdock.convolution import Group, convolve
+from mlff_triton.bio.models.diffdock.edges import Edges, mean_factors
+from mlff_triton.bio.models.diffdock.weights import Convolution
+from mlff_triton.kernels.convolution.protocol import ConvolutionOperators
+
+
+class Docking(NamedTuple):
+    """A model for a backend.
+
+    Attributes
+    ----------
+    model : torch.nn.Module
+        Model, whose small networks of edges and complexes are called as they are.
+    operators : ConvolutionOperators
+        Operators of the backend.
+    layers : dict of str to list of Convolution
+        Convolutions by the names of their lists, or their own.
+    ligand_atoms, residues : AtomTable
+        Embeddings.
+    signs : [S]
+        Signs that harmonics get when edges are reversed.
+    bond_product : [S, 5, T] or None
+        Product of the harmonics of edges and of rotatable bonds, for torsions.
+    """
+
+    model: Any
+    operators: ConvolutionOperators
+    layers: dict[str, list[Convolution]]
+    ligand_atoms: AtomTable
+    residues: AtomTable
+    signs: Tensor
+    bond_product: Tensor | None
+
+
+class Encoded(NamedTuple):
+    """Nodes after all layers.
+
+    Attributes
+    ----------
+    ligand : [N, columns]
+        Atoms of ligands.
+    receptor : [M, columns] or None
+        Residues, if the last layer computes them.
+    """
+
+    ligand: Tensor
+    receptor: Tensor | None
+
+
+def cross_cutoff(model: Any, tr_sigma: Tensor) -> Any:
+    """Return the cutoff in Å between ligands and receptors: a number, or [B, 1]."""
+    if model.dynamic_max_cross:
+        return (tr_sigma * 3 + 20).unsqueeze(1)
+    return model.cross_max_distance
+
+
+def encode_shared(docking: Docking, data: Any, cutoff: Any) -> Encoded:
+    """Encode complexes with layers that all groups of edges share, as DiffDock-L does."""
+    model, layers = docking.model, docking.layers
+    receptor, residues = _embedded_receptor(docking, data)
+    ligand = ligand_graph(model, data)
+    atoms = embed_atoms(model.lig_node_embedding, docking.ligand_atoms, _with_time(data["ligand"]))
+    for layer in layers["lig_emb_layers"]:
+        atoms = _alone(docking, layer, ligand, atoms)
+    cross = cross_graph(model, data, cutoff)
+    back = cross.reversed(len(data["receptor"].pos), docking.signs)
+    of_ligand, of_receptor = _means(ligand, cross), _means(receptor, back)
+    last = len(layers["conv_layers"]) - 1
+    for index, layer in enumerate(layers["conv_layers"]):
+        groups = [
+            _group(model, graph, h, *pair)
+            for graph, h, pair in zip(
+                (ligand, cross), of_ligand, ((atoms, atoms), (atoms, residues)), strict=True
+            )
+        ]
+        any_edges = ligand.edges.size + cross.edges.size > 0
+        if index < last:
+            others = [
+                _group(model, graph, h, *pair)
+                for graph, h, pair in zip(
+                    (receptor, back),
+                    of_receptor,
+                    ((residues, residues), (residues, atoms)),
+                    strict=True,
+                )
+            ]
+            any_edges = any_edges or receptor.edges.size > 0
+            sums = convolve(docking.operators, layer, others, first=2)
+        else:
+            sums = residues.new_zeros(len(residues), layer.columns)
+        residues = layer.finish(sums, residues, any_edges=any_edges)
+        sums = convolve(docking.operators, layer, groups)
+        atoms = layer.finish(sums, atoms, any_edges=any_edges)
+    return Encoded(atoms, residues)
+
+
+def encode_separate(docking: Docking, data: Any, cutoff: Any) -> Encoded:
+    """Encode complexes with a layer for each group of edges, as the first release does."""
+    model, layers = docking.model, docking.layers
+    ligand = ligand_graph(model, data)
+    atoms = embed_atoms(model.lig_node_embedding, docking.ligand_atoms, _with_time(data["ligand"]))
+    receptor = _receptor_in_time(model, data)
+    x = _with_time(data["receptor"])
+    residues = embed_atoms(model.rec_node_embedding, docking.residues, x)
+    cross = cross_graph(model, data, cutoff)
+    back = cross.reversed(len(residues))
+    graphs = ligand, cross, receptor, back
+    harmonics = [_means(graph)[0] for graph in graphs]
+    names = (
+        "lig_conv_layers",
+        "rec_to_lig_conv_layers",
+        "rec_conv_layers",
+        "lig_to_rec_conv_layers",
+    )
+    n_layers = len(layers[names[0]])
+    for index in range(n_layers):
+        nodes = (atoms, atoms), (atoms, residues), (residues, residues), (residues, atoms)
+        n_groups = 4 if index < n_layers - 1 else 2
+        updates = []
+        for at in range(n_groups):
+            layer = layers[names[at]][index]
+            group = _group(model, graphs[at], harmonics[at], *nodes[at], senders_first=at == 3)
+            updates.append(layer.finish(convolve(docking.operators, layer, [group]), nodes[at][0]))
+        atoms = _padded(atoms, updates[0]) + updates[0] + updates[1]
+        if n_groups == 4:
+            residues = _padded(residues, updates[2]) + updates[2] + updates[3]
+    return Encoded(atoms, None)
+
+
+def _padded(node: Tensor, like: Tensor) -> Tensor:
+    return nn.functional.pad(node, (0, like.shape[-1] - node.shape[-1]))
+
+
+def _with_time(nodes: Any) -> Tensor:
+    return torch.cat([nodes.x, nodes.node_sigma_emb], 1)
+
+
+def _means(*graphs: Graph) -> list[Tensor]:
+    """Return harmonics by which sums over the edges of all graphs become means."""
+    dtype = graphs[0].harmonics.dtype
+    factors = mean_factors([graph.edges for graph in graphs], dtype)
+    return [graph.harmonics * factor for graph, factor in zip(graphs, factors, strict=True)]
+
+
+def _group(
+    model: Any,
+    graph: Graph,
+    harmonics: Tensor,
+    receivers: Tensor,
+    senders: Tensor,
+    *,
+    senders_first: bool = False,
+) -> Group:
+    """Return the edges of a graph with the scalars of both nodes as features."""
+    scalars = [
+        receivers[graph.edges.receivers, : model.ns],
+        senders[graph.edges.senders, : model.ns],
+    ]
+    if senders_first:
+        scalars.reverse()
+    features = torch.cat([graph.features, *scalars], 1)
+    return Group(graph.edges, harmonics, senders, features)
+
+
+def _alone(docking: Docking, layer: Convolution, graph: Graph, node: Tensor) -> Tensor:
+    """Return nodes after a layer over the edges of one graph."""
+    group = _group(docking.model, graph, _means(graph)[0], node, node)
+    sums = convolve(docking.operators, layer, [group])
+    return layer.finish(sums, node, any_edges=graph.edges.size > 0)
+
+
+def _embedded_receptor(docking: Docking, data: Any) -> tuple[Graph, Tensor]:
+    """Return the graph of residues and their embeddings at the present time.
+
+    What does not depend on the time is kept with the data, as the original does.
+    """
+    model, receptor, contacts = docking.model, data["receptor"], data["receptor", "receptor"]
+    edges = receptor_edges(data)
+    if not hasattr(receptor, "rec_node_attr"):
+        _keep_receptor(docking, data, edges)
+    sigma = model.rec_sigma_embedding(model.timestep_emb_func(data.complex_t["tr"]))
+    residues = receptor.rec_node_attr + 0
+    residues[:, : model.ns] += sigma[receptor.batch]
+    features = contacts.rec_edge_attr[edges.order] + sigma[receptor.batch[edges.receivers]]
+    harmonics = contacts.edge_sh
+    if isinstance(contacts.edge_weight, Tensor):
+        harmonics = harmonics * contacts.edge_weight
+    return Graph(edges, harmonics[edges.order], features), residues
+
+
+def _keep_receptor(docking: Docking, data: Any, edges: Edges) -> None:
+    """Compute what does not depend on the time, and keep it in the order of the data's edges."""
+    model, receptor, contacts = docking.model, data["receptor"], data["receptor", "receptor"]
+    vectors = receptor.pos[edges.senders] - receptor.pos[edges.receivers]
+    distances = vectors.norm(dim=-1)
+    features = model.rec_edge_embedding(model.rec_distance_expansion(distances))
+    harmonics = spherical_harmonics(vectors, degree_of(model))
+    weights = edge_weights(model, distances, model.rec_max_radius)
+    graph = Graph(edges, harmonics if weights is None else harmonics * weights, features)
+    residues = embed_atoms(model.rec_node_embedding, docking.residues, receptor.x)
+    for layer in docking.layers["rec_emb_layers"]:
+        residues = _alone(docking, layer, graph, residues)
+    before = torch.empty_like(edges.order)
+    before[edges.order] = torch.arange(edges.size, device=before.device)
+    receptor.rec_node_attr = residues
+    contacts.rec_edge_attr, contacts.edge_sh = features[before], harmonics[before]
+    contacts.edge_weight = 1.0 if weights is None else weights[before]
+
+
+def _receptor_in_time(model: Any, data: Any) -> Graph:
+    """Return the graph of residues, with `node_sigma_emb` of the residues set as usual."""
+    receptor = data["receptor"]
+    receptor.node_sigma_emb = sigma = time_embedding(model, receptor.node_t)
+    edges = receptor_edges(data)
+    vectors = receptor.pos[edges.senders] - receptor.pos[edges.receivers]
+    distances = vectors.norm(dim=-1)
+    features = torch.cat([sigma[edges.receivers], model.rec_distance_expansion(distances)], 1)
+    harmonics = weighted_harmonics(model, vectors, distances, model.rec_max_radius)
+    return Graph(edges, harmonics, model.rec_edge_embedding(features))

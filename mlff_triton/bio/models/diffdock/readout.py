@@ -1,0 +1,121 @@
+"""Scores of translation, rotation and torsions, and confidences, from encoded complexes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlff_triton.bio.models.diffdock.complexes import (
+    Graph,
+    bond_graph,
+    center_graph,
+    function_of,
+    spherical_harmonics,
+    time_embedding,
+)
+from mlff_triton.bio.models.diffdock.convolution import Group, convolve
+from mlff_triton.bio.models.diffdock.edges import mean_factors
+from mlff_triton.bio.models.diffdock.network import Docking, Encoded
+
+
+def confidences(docking: Docking, data: Any, atoms: Tensor) -> tuple[Tensor, Tensor]:
+    """Return confidences [B] or [B, outputs] of poses, and those of atoms, zero without a head."""
+    model = docking.model
+    n_layers = model.num_conv_layers + getattr(model, "num_prot_emb_layers", 0)
+    scalars = atoms[:, : model.ns]
+    if n_layers >= 3:
+        n_odd = model.nv if getattr(model, "reduce_pseudoscalars", False) else model.ns
+        scalars = torch.cat([scalars, atoms[:, -n_odd:]], 1)
+    of_atoms = atoms.new_zeros(len(atoms))
+    if getattr(model, "atom_confidence", False):
+        scalars = model.atom_confidence_predictor(scalars)
+        of_atoms, scalars = scalars.tensor_split([model.atom_num_confidence_outputs], 1)
+    batch = data["ligand"].batch
+    starts = torch.searchsorted(batch, torch.arange(data.num_graphs + 1, device=batch.device))
+    means = torch.segment_reduce(scalars.contiguous(), "mean", offsets=starts, unsafe=True)
+    return model.confidence_predictor(means).squeeze(dim=-1), of_atoms
+
+
+def scores(
+    docking: Docking, data: Any, encoded: Encoded, sigmas: tuple[Tensor, Tensor, Tensor]
+) -> tuple[Any, ...]:
+    """Return scores of translations and rotations [B, 3] and of torsions [T].
+
+    Side chains [M, 10], or None, follow for models that have the attribute.
+    """
+    model = docking.model
+    tr_score, rot_score = _rigid_scores(docking, data, encoded.ligand)
+    if model.scale_by_sigma:
+        norms = function_of(model, "so3").score_norm(sigmas[1].cpu())
+        tr_score = tr_score / sigmas[0].unsqueeze(1)
+        rot_score = rot_score * norms.unsqueeze(1).to(rot_score.device)
+    torsions = _torsion_scores(docking, data, encoded.ligand, sigmas[2])
+    if not hasattr(model, "sidechain_pred"):
+        return tr_score, rot_score, torsions
+    chains = None
+    if model.sidechain_pred:
+        predicted = model.sidechain_predictor(encoded.receptor)
+        chains = predicted[:, :10] + predicted[:, 10:]
+    return tr_score, rot_score, torsions, chains
+
+
+def _rigid_scores(docking: Docking, data: Any, atoms: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scores [B, 3] of translations and rotations before they are scaled."""
+    model = docking.model
+    graph = center_graph(model, data)
+    is_fixed = getattr(model, "fixed_center_conv", True)
+    chosen = graph.edges.senders if is_fixed else graph.edges.receivers  # as in the original
+    features = torch.cat([graph.features, atoms[chosen, : model.ns]], 1)
+    found = _final(docking, "final_conv", graph, graph.harmonics, atoms, features)
+    rigid = found[:, :6]
+    if not getattr(model, "odd_parity", False):
+        rigid = rigid + found[:, 6:]
+    data.graph_sigma_emb = sigma = time_embedding(model, data.complex_t)
+    scored = []
+    for part, layer in zip(
+        rigid.split(3, 1), (model.tr_final_layer, model.rot_final_layer), strict=True
+    ):
+        norm = torch.linalg.vector_norm(part, dim=1).unsqueeze(1)
+        scored.append(part / norm * layer(torch.cat([norm, sigma], 1)))
+    return scored[0], scored[1]
+
+
+def _torsion_scores(docking: Docking, data: Any, atoms: Tensor, tor_sigma: Tensor) -> Tensor:
+    """Return scores [T] of torsions; empty if no bond is rotatable."""
+    model, ligand = docking.model, data["ligand"]
+    index = data["ligand", "ligand"].edge_index
+    bonds = atoms.new_empty(2, 0)
+    if not model.no_torsion:
+        bonds = index[:, ligand.edge_mask].long()
+    if not bonds.shape[1]:
+        return torch.empty(0, device=model.device)
+    assert docking.bond_product is not None
+    graph = bond_graph(model, data, bonds)
+    edges = graph.edges
+    directions = spherical_harmonics(ligand.pos[bonds[1]] - ligand.pos[bonds[0]], 2)[:, 4:]
+    pairs = graph.harmonics[:, :, None] * directions[edges.receivers][:, None, :]
+    harmonics = pairs.flatten(1) @ docking.bond_product.flatten(0, 1)
+    of_bonds = (atoms[bonds[0]] + atoms[bonds[1]])[:, : model.ns]
+    features = torch.cat(
+        [graph.features, atoms[edges.senders, : model.ns], of_bonds[edges.receivers]], 1
+    )
+    found = _final(docking, "tor_bond_conv", graph, harmonics, atoms, features)
+    torsions: Tensor = model.tor_final_layer(found).squeeze(1)
+    if model.scale_by_sigma:
+        sigma = tor_sigma[ligand.batch][index[0]][ligand.edge_mask]
+        norms = torch.tensor(function_of(model, "torus").score_norm(sigma.cpu().numpy())).float()
+        torsions = torsions * torch.sqrt(norms.to(torsions.device))
+    return torsions
+
+
+def _final(
+    docking: Docking, name: str, graph: Graph, harmonics: Tensor, atoms: Tensor, features: Tensor
+) -> Tensor:
+    """Return the mean over edges of a last layer; NaN if there are no edges at all."""
+    (layer,) = docking.layers[name]
+    (factor,) = mean_factors([graph.edges], harmonics.dtype)
+    group = Group(graph.edges, harmonics * factor, atoms, features)
+    found = layer.finish(convolve(docking.operators, layer, [group]), atoms)
+    return found if graph.edges.size else torch.full_like(found, torch.nan)
