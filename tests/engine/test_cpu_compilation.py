@@ -102,6 +102,32 @@ def test_other_processes_get_all_loops(monkeypatch):
     assert done.stdout.decode().splitlines() == names
 
 
+STORED = """
+import sys
+from mlff_triton import Engine
+from mlff_triton.testing import random_cluster
+from tests.support.tensornets import model_of
+
+atoms = random_cluster(5)
+Engine(model_of(num_layers=2), "cpu", "float32", "cpu").compute(atoms.numbers, atoms.positions)
+print("numba.np.linalg" in sys.modules)
+"""
+
+
+def test_stored_loops_load_no_compiler():
+    """The rest of Numba takes three times as long to load as all loops of a step."""
+    atoms = random_cluster(5)
+    Engine(model_of(num_layers=2), "cpu", "float32", "cpu").compute(atoms.numbers, atoms.positions)
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-W", "ignore", "-c", STORED],
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("maker", [model_of, charged_model])
 def test_bits_do_not_depend_on_the_number_of_threads(monkeypatch, maker, dtype):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlff_triton.kernels.common.cpu.algebra import algebra
+from mlff_triton.kernels.common.cpu.algebra import algebra, double, larger, smaller
 from mlff_triton.kernels.common.cpu.compilation import loop
 from mlff_triton.kernels.common.cpu.vectors import lanes_of, load_three, store_all
 
@@ -55,3 +55,59 @@ def test_constants_do_not_widen_numbers():
     store_second(x, out, 0, 9)
     np.testing.assert_array_equal(out, out.astype(np.float32))
     np.testing.assert_allclose(out, 1 - x * x / 3, rtol=1e-6)
+
+
+@algebra
+def decode(codes, i, bits):
+    """Return a number that is part of a code, and where its element is."""
+    code = codes[i]
+    return (code >> bits) & ((1 << bits) - 1), (code | 1 << 2) - i * 3
+
+
+@loop
+def take(x, codes, bits, out, first, last):
+    """Write elements of an array of any layout, at an index within its bounds."""
+    for i in range(first, last):
+        number, other = decode(codes, i, bits)
+        k = larger(smaller(number, x.shape[0] - 1), 0)
+        out[i, 0] = double(x[k, 1]) * 0.1
+        out[i, 1] = smaller(x[k, 0], 0.5) + larger(0.25, x[k, 0])
+        out[i, 2] = other
+
+
+@pytest.mark.parametrize("integer", [np.int32, np.int64])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("order", ["C", "F", "strided"])
+def test_integers_and_elements_of_arrays(dtype, integer, order):
+    rng = np.random.default_rng(1)
+    x, codes = rng.uniform(size=(5, 4)).astype(dtype), rng.integers(0, 64, 9, dtype=integer)
+    given = x[:, ::2] if order == "strided" else np.asarray(x[:, :2], order=order)
+    out = np.full((9, 3), np.nan)
+    take(given, codes, 3, out, 0, 9)
+    k = (codes >> 3).clip(0, 4)
+    first, second = given[k, 0], given[k, 1]
+    np.testing.assert_array_equal(out[:, 0], second.astype(np.float64) * 0.1)
+    chosen = np.minimum(first, dtype(0.5)) + np.maximum(dtype(0.25), first)
+    np.testing.assert_array_equal(out[:, 1], chosen)
+    np.testing.assert_array_equal(out[:, 2], (codes | 4) - 3 * np.arange(9))
+
+
+@algebra
+def scaled(x, i, factor):
+    x[i] = x[i] * factor
+
+
+@loop
+def scale_all(x, factor, first, last):
+    for i in range(first, last):
+        scaled(x, i, factor)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_elements_are_written_in_the_precision_of_their_array(dtype, step):
+    x = np.arange(6, dtype=dtype)
+    scale_all(x[::step], 2.5, 0, 3)
+    expected = np.arange(6, dtype=dtype)
+    expected[: 3 * step : step] = (expected[: 3 * step : step] * 2.5).astype(dtype)
+    np.testing.assert_array_equal(x, expected)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from mlff_triton.kernels.common.cpu.algebra import algebra
 from mlff_triton.kernels.common.cpu.arrays import Array
-from mlff_triton.kernels.common.cpu.compilation import inlined, loop, run, run_part
+from mlff_triton.kernels.common.cpu.compilation import loop, run, run_part
 from mlff_triton.kernels.common.cpu.exponential import exponential
 from mlff_triton.kernels.common.cpu.rows import over_rows
 from mlff_triton.kernels.common.cpu.vectors import lanes_of, load_vector, store_vector
@@ -53,7 +54,7 @@ def activate_rows_backward(grad: Array, x: Array, activation: str) -> Array:
     return grad
 
 
-@inlined
+@algebra
 def silu_with_slope(x):
     """Return SiLU of a vector, and its derivative."""
     gate = 1 / (1 + exponential(-x))

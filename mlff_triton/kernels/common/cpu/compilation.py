@@ -13,13 +13,14 @@ from contextvars import ContextVar
 from itertools import pairwise
 from typing import Any
 
-from numba import config, njit, typeof
+from numba import config, typeof
 from numba.core.dispatcher import Dispatcher
 from torch import Tensor
 
 from mlff_triton.kernels.common.cpu.arrays import as_array
 from mlff_triton.kernels.common.cpu.compilers import Task, compile_all
 from mlff_triton.kernels.common.cpu.loop_cache import LoopCache
+from mlff_triton.kernels.common.cpu.loop_compiler import LoopDispatcher
 from mlff_triton.kernels.common.cpu.threads import in_parallel, n_threads
 
 FAST = {"reassoc", "contract", "arcp", "nsz"}
@@ -42,26 +43,34 @@ def is_off() -> bool:
     return bool(config.DISABLE_JIT)
 
 
+def _compiled(function: Function, **options: Any) -> Any:
+    """Return a function that Numba compiles when it is called, unless the compiler is off."""
+    common = {"nopython": True, "error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True}
+    return function if is_off() else LoopDispatcher(function, targetoptions=common | options)
+
+
 def _inlined(**options: Any) -> Callable[[Function], Function]:
     """Return a decorator of functions that loops call.
 
-    A third of the time to compile is saved by not making them callable from Python, which would
-    crash: tests call ``f.py_func``.
+    They cannot be called from Python, which would crash: tests call ``f.py_func``.
     """
-    wrappers = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    return njit(error_model="numpy", nogil=True, **wrappers, **options)  # type: ignore[no-any-return]
+
+    def decorate(function: Function) -> Function:
+        found: Function = _compiled(function, no_cpython_wrapper=True, **options)
+        return found
+
+    return decorate
 
 
 def _loop(**options: Any) -> Callable[[Loop], Loop]:
     """Return a decorator of functions ``f(*arrays, first, last)``, see `run`."""
-    compiled = njit(error_model="numpy", nogil=True, **options)
 
     def decorate(function: Loop) -> Loop:
-        dispatcher: Any = compiled(function)
+        found: Any = _compiled(function, **options)
         if not is_off():
-            dispatcher._cache = LoopCache(dispatcher)
-        found: Loop = dispatcher
-        return found
+            found._cache = LoopCache(found)
+        loop: Loop = found
+        return loop
 
     return decorate
 

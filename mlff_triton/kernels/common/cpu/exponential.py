@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from llvmlite import ir
 from numba.core.types import float32
-from numba.extending import intrinsic
+
+from mlff_triton.kernels.common.cpu.algebra import algebra
 
 LIBERTIES = ("contract",)
 """Liberties of the compiler. With more of them, it would take the rounding out."""
@@ -47,16 +48,13 @@ _HIGH, _LOW = map(float.fromhex, ("0x1.62e42fee00000p-1", "0x1.a39ef35793c76p-33
 _DOUBLE = _Format(64, 52, 708.0, _HIGH, _LOW, 13)
 
 
-@intrinsic
-def exponential(typing, vector):  # noqa: ARG001 (Numba's signature)
+@algebra
+def exponential(vector):
     """Return exp(x) of a vector, whose elements are clamped to the range of their precision."""
-    kind = _SINGLE if vector.element == float32 else _DOUBLE
-
-    def generate(context, builder, sig, args):  # noqa: ARG001 (Numba's signature)
-        wide = context.get_value_type(vector)
-        return _Writer(builder, wide, kind).exponential(args[0])
-
-    return vector(vector), generate
+    kind = _SINGLE if vector.kind.element == float32 else _DOUBLE
+    return vector.apply(
+        vector.kind, lambda builder, x: _Writer(builder, x.type, kind).exponential(x)
+    )
 
 
 class _Writer(NamedTuple):

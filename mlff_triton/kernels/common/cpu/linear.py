@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
+from mlff_triton.kernels.common.cpu.algebra import algebra, smaller
 from mlff_triton.kernels.common.cpu.arrays import Array, as_array
 from mlff_triton.kernels.common.cpu.compilation import FEWEST, loop, run
 from mlff_triton.kernels.common.cpu.packed import transposed_weight
@@ -50,41 +51,42 @@ def map_parts(x, weight, bias, lanes, out, first, last):
     A bias [out] is added to all of them, unless it is empty.
     """
     zero = spread(weight.dtype.type(0), lanes)
-    end = last - 1
+    zeros = zero, zero, zero, zero, zero, zero, zero, zero
     for c in range(x.shape[0]):
         part = 0 if c == 0 else 1 if c < 4 else 2
         for i in range(first, last, 8):
-            # the last rows are mapped more than once, to the same values
-            i1, i2, i3 = min(i + 1, end), min(i + 2, end), min(i + 3, end)
-            i4, i5, i6, i7 = min(i + 4, end), min(i + 5, end), min(i + 6, end), min(i + 7, end)
+            rows = _rows(i, last - 1)
             for f in range(0, weight.shape[2], len(lanes)):
-                start = load_vector(bias, (f,), lanes) if len(bias) else zero
-                s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = start
+                sums = zeros
+                if len(bias):
+                    start = load_vector(bias, (f,), lanes)
+                    sums = start, start, start, start, start, start, start, start
                 for begin in range(0, weight.shape[1], TERMS):
-                    a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = zero
-                    for k in range(begin, min(begin + TERMS, weight.shape[1])):
+                    partial = zeros
+                    for k in range(begin, smaller(begin + TERMS, weight.shape[1])):
                         w = load_vector(weight, (part, k, f), lanes)
-                        a0 += x[c, i, k] * w
-                        a1 += x[c, i1, k] * w
-                        a2 += x[c, i2, k] * w
-                        a3 += x[c, i3, k] * w
-                        a4 += x[c, i4, k] * w
-                        a5 += x[c, i5, k] * w
-                        a6 += x[c, i6, k] * w
-                        a7 += x[c, i7, k] * w
-                    s0 += a0
-                    s1 += a1
-                    s2 += a2
-                    s3 += a3
-                    s4 += a4
-                    s5 += a5
-                    s6 += a6
-                    s7 += a7
-                store_vector(out, (c, i, f), s0)
-                store_vector(out, (c, i1, f), s1)
-                store_vector(out, (c, i2, f), s2)
-                store_vector(out, (c, i3, f), s3)
-                store_vector(out, (c, i4, f), s4)
-                store_vector(out, (c, i5, f), s5)
-                store_vector(out, (c, i6, f), s6)
-                store_vector(out, (c, i7, f), s7)
+                        partial = _add_products(partial, x, c, rows, k, w)
+                    sums = _add(sums, partial)
+                _store(out, c, rows, f, sums)
+
+
+@algebra
+def _rows(i, end):
+    """Return eight rows from one on. The last one is mapped more than once, to the same values."""
+    return tuple(smaller(i + k, end) for k in range(8))
+
+
+@algebra
+def _add_products(sums, x, c, rows, k, weight):
+    return tuple(total + x[c, row, k] * weight for total, row in zip(sums, rows, strict=True))
+
+
+@algebra
+def _add(one, other):
+    return tuple(a + b for a, b in zip(one, other, strict=True))
+
+
+@algebra
+def _store(out, c, rows, f, vectors):
+    for row, vector in zip(rows, vectors, strict=True):
+        store_vector(out, (c, row, f), vector)

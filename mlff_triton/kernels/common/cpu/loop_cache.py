@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache as once
 from functools import cached_property
+from itertools import chain
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -23,9 +24,11 @@ import numba
 import numpy as np
 from numba.core.compiler import CompileResult
 from numba.core.dispatcher import Dispatcher
+from numba.core.runtime import rtsys
 from numba.core.serialize import dumps, loads
 
 from mlff_triton._common import cache
+from mlff_triton.kernels.common.cpu.algebra import Algebra
 from mlff_triton.kernels.common.cpu.loop_folder import KIND, root
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, np.dtype)
@@ -65,7 +68,6 @@ class LoopCache:
 
     def load_overload(self, types: Any, context: Any) -> Any:
         """Return the compiled loop for types of arguments, or None."""
-        context.refresh()
         key = self._key(types, context)
         content = self._received.pop(key, None) or cache.read(KIND, key, root())
         if content is None:
@@ -107,14 +109,19 @@ def pack(result: Any) -> bytes:
 
 
 def unpack(content: bytes, context: Any) -> Any:
-    """Return a compiled loop that is ready to be called."""
+    """Return a compiled loop that is ready to be called.
+
+    The rest of Numba, which a compilation needs, is not loaded.
+    """
+    rtsys.initialize(context)
     return CompileResult._rebuild(context, *loads(content))
 
 
 def fingerprint(loop: Any) -> str:
     """Return a hash of what a loop computes, including the functions that it calls."""
     digest = hashlib.sha256()
-    for part in _parts(loop, set()):
+    compilers = chain(_definition(type(loop)), _definition(Algebra))
+    for part in chain(compilers, _parts(loop, set())):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()
 
@@ -129,9 +136,11 @@ def _parts(value: Any, seen: set[int]) -> Iterator[str]:
         yield repr(sorted((k, sorted(v) if isinstance(v, set) else v) for k, v in options))
         yield repr(value.py_func.__defaults__)
         yield from _bytecode(value.py_func.__code__)
-        for name, each in sorted(_used(value.py_func).items()):
-            yield name
-            yield from _parts(each, seen)
+        yield from _of_used(value.py_func, seen)
+    elif isinstance(value, Algebra):
+        seen.add(id(value))
+        yield from _bytecode(value.py_func.__code__)
+        yield from _of_used(value.py_func, seen)
     elif isinstance(value, tuple):
         for each in value:
             yield from _parts(each, seen)
@@ -141,6 +150,13 @@ def _parts(value: Any, seen: set[int]) -> Iterator[str]:
         yield repr(value)
     else:
         yield from _definition(value)
+
+
+def _of_used(function: Any, seen: set[int]) -> Iterator[str]:
+    """Yield what compiled code depends on, of all that a function finds outside itself."""
+    for name, each in sorted(_used(function).items()):
+        yield name
+        yield from _parts(each, seen)
 
 
 def modules_of(loop: Any) -> set[str]:

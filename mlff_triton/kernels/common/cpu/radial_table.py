@@ -6,7 +6,6 @@ Tables are packed by vectors of channels, see `mlff_triton.kernels.common.cpu.pa
 from __future__ import annotations
 
 from mlff_triton.kernels.common.cpu.algebra import algebra
-from mlff_triton.kernels.common.cpu.compilation import inlined
 from mlff_triton.kernels.common.cpu.vectors import load_three
 
 
@@ -42,7 +41,7 @@ def _blend_slopes(knots, ends, w):
     )
 
 
-@inlined
+@algebra
 def _knots(table, block, interval, lanes):
     """Return values, slopes and secants of three functions in an interval."""
     return (
@@ -52,14 +51,14 @@ def _knots(table, block, interval, lanes):
     )
 
 
-@inlined
+@algebra
 def look_up(table, block, interval, w, lanes):
     """Return the three tabulated functions of an edge for a block of channels."""
     ends = load_three(table, (block, interval + 1, None, 1, 0), lanes)
     return _blend(_knots(table, block, interval, lanes), ends, w)
 
 
-@inlined
+@algebra
 def look_up_both(table, block, interval, w, d, lanes):
     """Return the three tabulated functions and their derivatives, with weights w and d."""
     knots = _knots(table, block, interval, lanes)

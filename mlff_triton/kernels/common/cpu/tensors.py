@@ -8,53 +8,22 @@ matrices row by row.
 from __future__ import annotations
 
 from mlff_triton.kernels.common.cpu.algebra import algebra
-from mlff_triton.kernels.common.cpu.compilation import inlined
 from mlff_triton.kernels.common.cpu.vectors import load_nine, load_three, store_all
 
 
-@inlined
-def load(x, atom, channel):
-    """Return the components of an atom and channel of tensors [9, N, F]."""
-    return (
-        x[0, atom, channel],
-        x[1, atom, channel],
-        x[2, atom, channel],
-        x[3, atom, channel],
-        x[4, atom, channel],
-        x[5, atom, channel],
-        x[6, atom, channel],
-        x[7, atom, channel],
-        x[8, atom, channel],
-    )
-
-
-@inlined
-def store(x, atom, channel, c):
-    """Write the components of an atom and channel of tensors [9, N, F]."""
-    x[0, atom, channel] = c[0]
-    x[1, atom, channel] = c[1]
-    x[2, atom, channel] = c[2]
-    x[3, atom, channel] = c[3]
-    x[4, atom, channel] = c[4]
-    x[5, atom, channel] = c[5]
-    x[6, atom, channel] = c[6]
-    x[7, atom, channel] = c[7]
-    x[8, atom, channel] = c[8]
-
-
-@inlined
+@algebra
 def load_wide(x, atom, channel, lanes):
     """Return the components of an atom, as vectors of the channels from one on."""
     return load_nine(x, (None, atom, channel), lanes)
 
 
-@inlined
+@algebra
 def load_parts(x, atom, channel, lanes):
     """Return the values x[N, 3, F] of an atom's three parts, as vectors of channels."""
     return load_three(x, (atom, None, channel), lanes)
 
 
-@inlined
+@algebra
 def store_wide(x, atom, channel, c):
     """Write the components of an atom, which are vectors of the channels from one on."""
     store_all(x, (None, atom, channel), c)

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.common.cpu.compilation import exact_inlined, exact_loop, run
+from mlff_triton.kernels.common.cpu.algebra import algebra, larger, smaller
+from mlff_triton.kernels.common.cpu.compilation import exact_loop, run
 from mlff_triton.kernels.neighbors.cpu.search import FloatArray, NeighborRows
 from mlff_triton.kernels.types.edges import Edges, Knots
 
@@ -114,18 +115,38 @@ def select_edges(
     run(_select, len(positions), *given, *lengths_and_longest, *kept, *geometry, *report)
 
 
-@exact_inlined
-def _locate(distance, knots, intervals, per_cell):
-    """Return interval, fraction and width of a distance, as `Knots.locate` does."""
-    count = len(intervals)
-    cell = min(max(int((distance - knots[0]) * per_cell), 0), count - 1)
-    interval = intervals[cell]
-    if distance >= knots[interval + 1]:
-        interval += 1
-    interval = min(interval, len(knots) - 2)
-    start = knots[interval]
-    width = knots[interval + 1] - start
-    return interval, min(max((distance - start) / width, 0.0), 1.0), width
+@algebra
+def _vector(positions, i, j, cells, s, shifts, e):
+    """Return the vector of a pair, of which the opposite pair has the opposite one."""
+    a, b, c = shifts[e, 0], shifts[e, 1], shifts[e, 2]
+    tx = a * cells[s, 0, 0] + b * cells[s, 1, 0] + c * cells[s, 2, 0]
+    ty = a * cells[s, 0, 1] + b * cells[s, 1, 1] + c * cells[s, 2, 1]
+    tz = a * cells[s, 0, 2] + b * cells[s, 1, 2] + c * cells[s, 2, 2]
+    dx = (positions[i, 0] - positions[j, 0]) - tx
+    dy = (positions[i, 1] - positions[j, 1]) - ty
+    dz = (positions[i, 2] - positions[j, 2]) - tz
+    return dx, dy, dz
+
+
+@algebra
+def _squared_move(positions, anchors, i):
+    """Return the squared distance of an atom from its anchor."""
+    dx = positions[i, 0] - anchors[i, 0]
+    dy = positions[i, 1] - anchors[i, 1]
+    dz = positions[i, 2] - anchors[i, 2]
+    return dx * dx + dy * dy + dz * dz
+
+
+@algebra
+def _squared(vector):
+    dx, dy, dz = vector
+    return dx * dx + dy * dy + dz * dz
+
+
+@algebra
+def _write_direction(direction, e, vector, d):
+    dx, dy, dz = vector
+    direction[0, e], direction[1, e], direction[2, e] = dx / d, dy / d, dz / d
 
 
 @exact_loop
@@ -134,40 +155,34 @@ def _select(
     cutoff, lengths, longest, slot_end, senders, origin, interval, fraction, width, direction,
     distance, closest, slack, contact, first, last,
 ):  # fmt: skip
-    squared_cutoff = cutoff * cutoff
+    squared_cutoff, squared_longest = cutoff * cutoff, longest * longest
     per_cell = len(intervals) / (knots[len(knots) - 1] - knots[0])
     for i in range(first, last):
         s = system[i]
-        x, y, z = positions[i, 0], positions[i, 1], positions[i, 2]
-        dx, dy, dz = x - anchors[i, 0], y - anchors[i, 1], z - anchors[i, 2]
-        slack[i] = limits[s] - math.sqrt(dx * dx + dy * dy + dz * dz)
+        slack[i] = limits[s] - math.sqrt(_squared_move(positions, anchors, i))
         nearest = least = math.inf
         out = row_ptr[i]
         for e in range(row_ptr[i], row_ptr[i + 1]):
             j = row_senders[e]
-            a, b, c = float(row_shifts[e, 0]), float(row_shifts[e, 1]), float(row_shifts[e, 2])
-            tx = a * cells[s, 0, 0] + b * cells[s, 1, 0] + c * cells[s, 2, 0]
-            ty = a * cells[s, 0, 1] + b * cells[s, 1, 1] + c * cells[s, 2, 1]
-            tz = a * cells[s, 0, 2] + b * cells[s, 1, 2] + c * cells[s, 2, 2]
-            dx = (x - positions[j, 0]) - tx
-            dy = (y - positions[j, 1]) - ty
-            dz = (z - positions[j, 2]) - tz
-            squared = dx * dx + dy * dy + dz * dz
-            nearest = min(nearest, squared)
-            if squared < longest * longest:
-                least = min(least, math.sqrt(squared) - (lengths[i] + lengths[j]))
+            vector = _vector(positions, i, j, cells, s, row_shifts, e)
+            squared = _squared(vector)
+            nearest = smaller(nearest, squared)
+            if squared < squared_longest:
+                room = math.sqrt(squared) - (lengths[i] + lengths[j])
+                least = smaller(least, room)
             if squared < squared_cutoff:
                 d = math.sqrt(squared)
-                k, t, h = _locate(d, knots, intervals, per_cell)
-                senders[out] = j
-                origin[out] = e
-                interval[out] = k
-                fraction[out] = t
-                width[out] = h
-                direction[0, out] = dx / d
-                direction[1, out] = dy / d
-                direction[2, out] = dz / d
-                distance[out] = d
+                # as `Knots.locate` does
+                cell = int((d - knots[0]) * per_cell)
+                k = intervals[larger(smaller(cell, len(intervals) - 1), 0)]
+                if d >= knots[k + 1]:
+                    k += 1
+                k = smaller(k, len(knots) - 2)
+                h = knots[k + 1] - knots[k]
+                t = larger(smaller((d - knots[k]) / h, 1.0), 0.0)
+                senders[out], origin[out], interval[out] = j, e, k
+                fraction[out], width[out], distance[out] = t, h, d
+                _write_direction(direction, out, vector, d)
                 out += 1
         slot_end[i] = out
         closest[i], contact[i] = nearest, least

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlff_triton.kernels.common.cpu.compilation import exact_inlined, exact_loop, run
+from mlff_triton.kernels.common.cpu.algebra import algebra
+from mlff_triton.kernels.common.cpu.compilation import exact_loop, run
 
 FEWEST_BINS = 64
 """Number of bins that is allowed for few atoms, too."""
@@ -54,7 +55,7 @@ class Bins(NamedTuple):
     ----------
     points : float64 [3, N]
         Positions in Å, in the cell along periodic directions, from bin to bin.
-    members : int32 [N]
+    members : int64 [N]
         Atoms, from bin to bin.
     ptr : int64 [bins + 1]
         First member of each bin.
@@ -72,7 +73,7 @@ class Bins(NamedTuple):
     """
 
     points: FloatArray
-    members: NDArray[np.int32]
+    members: IntArray
     ptr: IntArray
     rank: IntArray
     own: IntArray
@@ -110,14 +111,19 @@ def search(
     origins = positions[system_ptr[:-1]]  # far from zero, positions have fewer digits
     bins = _bins(positions - origins[system], system, system_ptr, cells, periodic, radius)
     counts = np.zeros(n_atoms, dtype=np.int64)  # so that `compile_ahead` allocates nothing
-    given = system, cells, periodic, tuple(bins), radius * radius
-    run(_count, n_atoms, *given, counts[:0], counts)
     row_ptr = np.zeros(n_atoms + 1, dtype=np.int64)
+    lists = bins.points, bins.members, bins.ptr, bins.rank, bins.own
+    grid = bins.first, bins.counts, bins.reach, bins.bits
+    given = system, cells, periodic, *lists, *grid, radius * radius, row_ptr
+    run(_find, n_atoms, *given, counts[:0], counts)
     np.cumsum(counts, out=row_ptr[1:])
     n_pairs = int(row_ptr[-1])
+    keys = np.empty(n_pairs + n_atoms, dtype=np.int64)
+    run(_find, n_atoms, *given, keys, counts)
     senders, reverse = (np.empty(n_pairs, dtype=np.int32) for _ in range(2))
     shifts = np.empty((n_pairs, 3), dtype=np.int32)
-    run(_write, n_atoms, *given, row_ptr, int(counts.max()), senders, shifts)
+    codes = system, bins.offsets, bins.reach, bins.bits
+    run(_sort, n_atoms, row_ptr, keys, *codes, senders, shifts)
     cursor = row_ptr[:-1].copy()
     run(_find_reverse, n_atoms, row_ptr, senders, cursor, reverse, in_order=True)
     return NeighborRows(row_ptr, senders, shifts, reverse)
@@ -158,7 +164,7 @@ def _bins(
     np.cumsum(np.bincount(home, minlength=len(ptr) - 1), out=ptr[1:])
     return Bins(
         points=np.ascontiguousarray(points[members].T),
-        members=members.astype(np.int32),
+        members=members,
         ptr=ptr,
         rank=rank,
         own=own,
@@ -181,33 +187,9 @@ def _bin_counts(wanted: FloatArray, n_atoms: NDArray[np.int32]) -> IntArray:
     return counts.astype(np.int64)
 
 
-@exact_inlined
-def _sort(keys, count):
-    """Sort the first values of an array by Shell's method."""
-    gap = 1
-    while 3 * gap < count:
-        gap = 3 * gap + 1
-    while gap > 0:
-        for a in range(gap, count):
-            key, b = keys[a], a
-            while b >= gap and keys[b - gap] > key:
-                keys[b] = keys[b - gap]
-                b -= gap
-            keys[b] = key
-        gap //= 3
-
-
-@exact_inlined
-def _wrap(k, count):
-    """Return the bin that stands for a bin of a periodic image, and in which image that is."""
-    image = k // count
-    return k - image * count, image
-
-
-@exact_inlined
-def _translation(cells, s, t0, t1, t2):
+@algebra
+def _translation(cells, s, u, v, w):
     """Return the vector of a lattice translation, whose opposite has the opposite vector."""
-    u, v, w = float(t0), float(t1), float(t2)
     return (
         u * cells[s, 0, 0] + v * cells[s, 1, 0] + w * cells[s, 2, 0],
         u * cells[s, 0, 1] + v * cells[s, 1, 1] + w * cells[s, 2, 1],
@@ -215,97 +197,99 @@ def _translation(cells, s, t0, t1, t2):
     )
 
 
-@exact_inlined
-def _count_bin(points, begin, end, position, translation, squared):
-    """Count the atoms of a bin that are near."""
-    found = 0
-    for m in range(begin, end):
-        dx = (position[0] - points[0, m]) - translation[0]
-        dy = (position[1] - points[1, m]) - translation[1]
-        dz = (position[2] - points[2, m]) - translation[2]
-        found += dx * dx + dy * dy + dz * dz < squared
-    return found
+@algebra
+def _squared_distance(points, p, m, translation):
+    """Return the squared distance of a point from a periodic image of another one."""
+    dx = (points[0, p] - points[0, m]) - translation[0]
+    dy = (points[1, p] - points[1, m]) - translation[1]
+    dz = (points[2, p] - points[2, m]) - translation[2]
+    return dx * dx + dy * dy + dz * dz
 
 
-@exact_inlined
-def _add_bin(
-    points, members, begin, end, position, translation, squared, own, keys, found, n_bits, code
+@algebra
+def _n_bits(bits, s):
+    """Return the number of bits of the code of a translation."""
+    return bits[s, 0] + bits[s, 1] + bits[s, 2]
+
+
+@algebra
+def _code(s, reach, bits, t0, t1, t2):
+    """Return the code of a lattice translation, which sorts like it."""
+    first, second = t0 + reach[s, 0], t1 + reach[s, 1]
+    return (first << bits[s, 1] | second) << bits[s, 2] | (t2 + reach[s, 2])
+
+
+@algebra
+def _write_pair(senders, shifts, e, key, i, offsets, s, reach, bits):
+    """Write the sender and the lattice translation of a pair of an atom."""
+    b0, b1, b2 = bits[s, 0], bits[s, 1], bits[s, 2]
+    j, first, second = key >> (b0 + b1 + b2), key >> (b1 + b2), key >> b2
+    senders[e] = j
+    t0 = (first & ((1 << b0) - 1)) - reach[s, 0]
+    t1 = (second & ((1 << b1) - 1)) - reach[s, 1]
+    t2 = (key & ((1 << b2) - 1)) - reach[s, 2]
+    for axis, translation in enumerate((t0, t1, t2)):
+        shifts[e, axis] = translation + offsets[i, axis] - offsets[j, axis]
+
+
+@exact_loop
+def _find(
+    system, cells, periodic, points, members, ptr, rank, own, first_bin, counts, reach, bits,
+    squared, row_ptr, keys, found, first, last,
 ):  # fmt: skip
-    """Append the keys of the atoms of a bin that are near; return the number of all keys."""
-    for m in range(begin, end):
-        dx = (position[0] - points[0, m]) - translation[0]
-        dy = (position[1] - points[1, m]) - translation[1]
-        dz = (position[2] - points[2, m]) - translation[2]
-        keys[found] = np.int64(members[m]) << n_bits | code
-        found += dx * dx + dy * dy + dz * dz < squared and members[m] != own
-    return found
+    """Count the neighbors of each atom, or write their keys, which are not sorted.
 
-
-@exact_inlined
-def _unpack(keys, count, i, offsets, reach, bits, out, senders, shifts):
-    """Write the senders and lattice translations of the pairs of an atom, in order."""
-    n_bits = bits[0] + bits[1] + bits[2]
-    for e in range(count):
-        key = keys[e]
-        j = key >> n_bits
-        t0 = (key >> (bits[1] + bits[2]) & ((1 << bits[0]) - 1)) - reach[0]
-        t1 = (key >> bits[2] & ((1 << bits[1]) - 1)) - reach[1]
-        t2 = (key & ((1 << bits[2]) - 1)) - reach[2]
-        senders[out + e] = j
-        shifts[out + e, 0] = t0 + offsets[i, 0] - offsets[j, 0]
-        shifts[out + e, 1] = t1 + offsets[i, 1] - offsets[j, 1]
-        shifts[out + e, 2] = t2 + offsets[i, 2] - offsets[j, 2]
-
-
-@exact_inlined
-def _visit(i, s, cells, periodic, bins, squared, keys, writes):
-    """Count the neighbors of an atom, or write their keys, which are not sorted.
-
-    A key sorts like a sender and its lattice translation.
+    A key sorts like a sender and its lattice translation. Each atom has memory for one more.
     """
-    points, members, ptr, rank, own, _, first_bin, counts, reach, bits = bins
-    n0, n1, n2 = counts[s, 0], counts[s, 1], counts[s, 2]
-    r0, r1, r2 = reach[s, 0], reach[s, 1], reach[s, 2]
-    position = points[0, rank[i]], points[1, rank[i]], points[2, rank[i]]
-    n_bits, found = bits[s, 0] + bits[s, 1] + bits[s, 2], 0
-    for d01 in range((2 * r0 + 1) * (2 * r1 + 1)):
-        k0, t0 = _wrap(own[i, 0] + d01 // (2 * r1 + 1) - r0, n0)
-        k1, t1 = _wrap(own[i, 1] + d01 % (2 * r1 + 1) - r1, n1)
-        if (t0 != 0 and not periodic[s, 0]) or (t1 != 0 and not periodic[s, 1]):
-            continue
-        code = ((t0 + r0) << bits[s, 1] | (t1 + r1)) << bits[s, 2]
-        for d2 in range(own[i, 2] - r2, own[i, 2] + r2 + 1):
-            k2, t2 = _wrap(d2, n2)
-            if t2 != 0 and not periodic[s, 2]:
-                continue
-            translation = _translation(cells, s, t0, t1, t2)
-            home = first_bin[s] + (k0 * n1 + k1) * n2 + k2
-            given = ptr[home], ptr[home + 1], position, translation, squared
-            is_home = t0 == 0 and t1 == 0 and t2 == 0
-            if writes:
-                rest = i if is_home else -1, keys, found, n_bits, code | (t2 + r2)
-                found = _add_bin(points, members, *given, *rest)
-            else:
-                found += _count_bin(points, *given)
-    return found if writes else found - 1  # itself
+    writes = len(keys) > 0
+    for i in range(first, last):
+        s, p, out, count = system[i], rank[i], row_ptr[i] + i, 0
+        n0, n1, n2 = counts[s, 0], counts[s, 1], counts[s, 2]
+        r0, r1, r2 = reach[s, 0], reach[s, 1], reach[s, 2]
+        open0, open1, open2 = not periodic[s, 0], not periodic[s, 1], not periodic[s, 2]
+        n_bits = _n_bits(bits, s)
+        for d0 in range(own[i, 0] - r0, own[i, 0] + r0 + 1):
+            t0 = d0 // n0  # the periodic image to which a bin belongs
+            for d1 in range(own[i, 1] - r1, own[i, 1] + r1 + 1):
+                t1 = d1 // n1
+                row = first_bin[s] + ((d0 - t0 * n0) * n1 + d1 - t1 * n1) * n2
+                for d2 in range(own[i, 2] - r2, own[i, 2] + r2 + 1):
+                    t2 = d2 // n2
+                    if (t0 != 0) & open0 | (t1 != 0) & open1 | (t2 != 0) & open2:
+                        continue
+                    home = row + d2 - t2 * n2
+                    translation = _translation(cells, s, t0, t1, t2)
+                    code = _code(s, reach, bits, t0, t1, t2)
+                    itself = i if t0 | t1 | t2 == 0 else -1
+                    if not writes:
+                        for m in range(ptr[home], ptr[home + 1]):
+                            count += _squared_distance(points, p, m, translation) < squared
+                        continue
+                    for m in range(ptr[home], ptr[home + 1]):
+                        is_near = _squared_distance(points, p, m, translation) < squared
+                        keys[out] = members[m] << n_bits | code
+                        out += is_near & (members[m] != itself)
+        if not writes:
+            found[i] = count - 1  # without itself
 
 
 @exact_loop
-def _count(system, cells, periodic, bins, squared, nothing, counts, first, last):
+def _sort(row_ptr, keys, system, offsets, reach, bits, senders, shifts, first, last):
+    """Sort the keys of each atom by Shell's method, and write what they stand for."""
     for i in range(first, last):
-        counts[i] = _visit(i, system[i], cells, periodic, bins, squared, nothing, False)
-
-
-@exact_loop
-def _write(
-    system, cells, periodic, bins, squared, row_ptr, longest, senders, shifts, first, last
-):  # fmt: skip
-    keys = np.empty(longest + 1, np.int64)
-    for i in range(first, last):
-        s = system[i]
-        count = _visit(i, s, cells, periodic, bins, squared, keys, True)
-        _sort(keys, count)
-        _unpack(keys, count, i, bins[5], bins[8][s], bins[9][s], row_ptr[i], senders, shifts)
+        s, start, count, gap = system[i], row_ptr[i] + i, row_ptr[i + 1] - row_ptr[i], 1
+        while 3 * gap < count:
+            gap = 3 * gap + 1
+        while gap > 0:
+            for a in range(start + gap, start + count):
+                key, b = keys[a], a
+                while b >= start + gap and keys[b - gap] > key:
+                    keys[b] = keys[b - gap]
+                    b -= gap
+                keys[b] = key
+            gap //= 3
+        for e in range(row_ptr[i], row_ptr[i + 1]):
+            _write_pair(senders, shifts, e, keys[e + i], i, offsets, s, reach, bits)
 
 
 @exact_loop

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mlff_triton.kernels.common.cpu.algebra import algebra, double
 from mlff_triton.kernels.common.cpu.compilation import loop, run
 from mlff_triton.kernels.types.edges import Edges
 
@@ -36,25 +37,74 @@ def totals(atoms: Tensor, status: Tensor, system_ptr: Tensor) -> Tensor:
     return out
 
 
+@algebra
+def _add_atom(sums, atoms, i):
+    """Add the energy and the virial of an atom to those of its system."""
+    return tuple(value + atoms[k, i] for k, value in enumerate(sums))
+
+
+@algebra
+def _write_totals(out, system, sums, worst):
+    energy, xx, yy, zz, yz, xz, xy = sums
+    virial = xx, xy, xz, xy, yy, yz, xz, yz, zz
+    for k, value in enumerate((energy, *virial, worst)):
+        out[system, k] = value
+
+
 @loop
 def _totals(atoms, status, system_ptr, out, first, last):
     for system in range(first, last):
-        energy = xx = yy = zz = yz = xz = xy = 0.0
-        worst = 0
+        sums, worst = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0), 0
         for i in range(system_ptr[system], system_ptr[system + 1]):
-            energy += atoms[0, i]
-            xx += atoms[1, i]
-            yy += atoms[2, i]
-            zz += atoms[3, i]
-            yz += atoms[4, i]
-            xz += atoms[5, i]
-            xy += atoms[6, i]
-            worst = max(worst, status[i])
-        out[system, 0] = energy
-        out[system, 1], out[system, 2], out[system, 3] = xx, xy, xz
-        out[system, 4], out[system, 5], out[system, 6] = xy, yy, yz
-        out[system, 7], out[system, 8], out[system, 9] = xz, yz, zz
-        out[system, 10] = worst
+            sums = _add_atom(sums, atoms, i)
+            if status[i] > worst:
+                worst = status[i]
+        _write_totals(out, system, sums, worst)
+
+
+@algebra
+def _gradient(edge_grad, k):
+    """Return the gradient with respect to an edge, in float64."""
+    return double(edge_grad[0, k]), double(edge_grad[1, k]), double(edge_grad[2, k])
+
+
+@algebra
+def _minus(a, b):
+    return a[0] - b[0], a[1] - b[1], a[2] - b[2]
+
+
+@algebra
+def _add_edge(sums, force, gradient, direction, distance, e):
+    """Add the force along an edge and its share in the virial, from its gradient."""
+    dx, dy, dz = force
+    gx, gy, gz = gradient
+    d = double(distance[e])
+    x, y, z = direction[0, e] * d, direction[1, e] * d, direction[2, e] * d
+    fx, fy, fz, xx, yy, zz, yz, xz, xy = sums
+    return (
+        fx + dx,
+        fy + dy,
+        fz + dz,
+        xx + x * gx,
+        yy + y * gy,
+        zz + z * gz,
+        yz + (y * gz + z * gy) / 2,
+        xz + (x * gz + z * gx) / 2,
+        xy + (x * gy + y * gx) / 2,
+    )
+
+
+@algebra
+def _half_back(force):
+    return -force[0] / 2, -force[1] / 2, -force[2] / 2
+
+
+@algebra
+def _write_atom(forces, atoms, k, sums, energy):
+    fx, fy, fz, xx, yy, zz, yz, xz, xy = sums
+    forces[k, 0], forces[k, 1], forces[k, 2] = fx, fy, fz
+    atoms[0, k], atoms[1, k], atoms[2, k], atoms[3, k] = energy, xx, yy, zz
+    atoms[4, k], atoms[5, k], atoms[6, k] = yz, xz, xy
 
 
 @loop
@@ -63,28 +113,15 @@ def _forces(
     energies, offsets, order, halves, forces, atoms, first, last,
 ):  # fmt: skip
     for i in range(first, last):
-        fx = fy = fz = xx = yy = zz = yz = xz = xy = 0.0
-        last_slot = slot_end[i] if i < len(slot_begin) else 0
-        for e in range(slot_begin[i] if i < len(slot_begin) else 0, last_slot):
+        sums = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+        begin = end = 0
+        if i < len(slot_begin):
+            begin, end = slot_begin[i], slot_end[i]
+        for e in range(begin, end):
             k = origin[e]
-            m = reverse[k]
-            gx, gy, gz = float(edge_grad[0, k]), float(edge_grad[1, k]), float(edge_grad[2, k])
-            dx, dy, dz = edge_grad[0, m] - gx, edge_grad[1, m] - gy, edge_grad[2, m] - gz
-            fx += dx
-            fy += dy
-            fz += dz
+            gradient = _gradient(edge_grad, k)
+            force = _minus(_gradient(edge_grad, reverse[k]), gradient)
             if halves:
-                gx, gy, gz = -dx / 2, -dy / 2, -dz / 2
-            d = float(distance[e])
-            x, y, z = direction[0, e] * d, direction[1, e] * d, direction[2, e] * d
-            xx += x * gx
-            yy += y * gy
-            zz += z * gz
-            yz += (y * gz + z * gy) / 2
-            xz += (x * gz + z * gx) / 2
-            xy += (x * gy + y * gx) / 2
-        k = order[i]
-        forces[k, 0], forces[k, 1], forces[k, 2] = fx, fy, fz
-        atoms[0, k] = energies[i] + offsets[i]
-        atoms[1, k], atoms[2, k], atoms[3, k] = xx, yy, zz
-        atoms[4, k], atoms[5, k], atoms[6, k] = yz, xz, xy
+                gradient = _half_back(force)
+            sums = _add_edge(sums, force, gradient, direction, distance, e)
+        _write_atom(forces, atoms, order[i], sums, energies[i] + offsets[i])

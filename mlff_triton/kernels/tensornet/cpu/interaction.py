@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from mlff_triton.kernels.common.cpu.activations import activate_rows, activate_rows_backward
+from mlff_triton.kernels.common.cpu.algebra import algebra
 from mlff_triton.kernels.common.cpu.arrays import Array, as_array
-from mlff_triton.kernels.common.cpu.compilation import inlined, loop, run
+from mlff_triton.kernels.common.cpu.compilation import loop, run
 from mlff_triton.kernels.common.cpu.linear import bias_of_map, fewest_rows, map_parts
 from mlff_triton.kernels.common.cpu.packed import transposed_weight
 from mlff_triton.kernels.common.cpu.rows import as_rows
@@ -47,7 +48,7 @@ def linear(x: Tensor, weight: SplitWeight) -> Tensor:
     return out
 
 
-def _lanes(x: Tensor) -> tuple[int, ...]:
+def _lanes(x: Tensor) -> tuple[None, ...]:
     """Return the lanes of vectors of the channels of tensors."""
     return lanes_of(x.shape[-1], x.element_size())
 
@@ -188,15 +189,12 @@ def _product_bwd(grad, y, message, charge_factor, group, lanes, grad_y, grad_mes
             store_wide(grad_message, i, f, compose_adjoint(grad_b))
 
 
-@inlined
-def _input_gradient(grad, residual, x, inverse, i, f, lanes):
-    """Return the gradient of a layer's input before normalization."""
-    found = load_wide(grad, i, f, lanes)
-    if i < residual.shape[1]:
-        found = add(found, load_wide(residual, i, f, lanes))
+@algebra
+def _input_gradient(grad, x, inverse, i, f, lanes):
+    """Return the gradient of a layer's input before normalization, from that of the result."""
     shrink = load_vector(inverse, (i, f), lanes)
-    grown = scale(grad.dtype.type(1) / shrink, load_wide(x, i, f, lanes))
-    return normalize_backward(found, grown, shrink)
+    grown = scale(1 / shrink, load_wide(x, i, f, lanes))
+    return normalize_backward(grad, grown, shrink)
 
 
 @loop
@@ -205,7 +203,10 @@ def _update_bwd(grad, residual, x, inverse, delta, charge_factor, lanes, grad_de
     for i in range(first, last):
         charge = charge_factor[i]
         for f in range(0, grad.shape[2], len(lanes)):
-            found = _input_gradient(grad, residual, x, inverse, i, f, lanes)
+            found = load_wide(grad, i, f, lanes)
+            if i < residual.shape[1]:
+                found = add(found, load_wide(residual, i, f, lanes))
+            found = _input_gradient(found, x, inverse, i, f, lanes)
             store_wide(grad, i, f, found)
             square = square_backward(found, load_wide(delta, i, f, lanes), half)
             store_wide(grad_delta, i, f, add(found, scale(charge, square)))
@@ -215,7 +216,10 @@ def _update_bwd(grad, residual, x, inverse, delta, charge_factor, lanes, grad_de
 def _embed_bwd(grad, residual, x, inverse, mapped, factors, lanes, sums, first, last):
     for i in range(first, last):
         for f in range(0, grad.shape[2], len(lanes)):
-            found = _input_gradient(grad, residual, x, inverse, i, f, lanes)
+            found = load_wide(grad, i, f, lanes)
+            if i < residual.shape[1]:
+                found = add(found, load_wide(residual, i, f, lanes))
+            found = _input_gradient(found, x, inverse, i, f, lanes)
             products = dot_parts(found, load_wide(mapped, i, f, lanes))
             store_vector(sums, (i, 0, f), products[0])
             store_vector(sums, (i, 1, f), products[1])

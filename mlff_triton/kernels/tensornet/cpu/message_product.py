@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.common.cpu.compilation import inlined, loop, run
+from mlff_triton.kernels.common.cpu.algebra import algebra
+from mlff_triton.kernels.common.cpu.compilation import loop, run
 from mlff_triton.kernels.common.cpu.packed import packed_table
 from mlff_triton.kernels.common.cpu.radial_table import (
     look_up,
@@ -92,13 +93,13 @@ def _pack(x, lanes, out, first, last):
             store_all(out, (block, i, None, 0), load_wide(x, i, block * len(lanes), lanes))
 
 
-@inlined
+@algebra
 def _load_packed(x, block, atom, lanes):
     """Return the components of an atom of packed tensors."""
     return load_nine(x, (block, atom, None, 0), lanes)
 
 
-@inlined
+@algebra
 def _own_factors(own, f, lanes):
     """Return the factors of the edge of an atom to itself."""
     return load_three(own, (None, f), lanes)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mlff_triton.kernels.common.cpu.algebra import algebra
 from mlff_triton.kernels.common.cpu.compilation import inlined, loop, run
 from mlff_triton.kernels.common.cpu.vectors import (
     lanes_of,
@@ -96,7 +97,7 @@ def _damping(distance):
     return -math.expm1(exponent), slope
 
 
-@inlined
+@algebra
 def _vectors(point, positions, k, lanes):
     """Return the vectors to an atom from its partners from number ``k`` on."""
     return (

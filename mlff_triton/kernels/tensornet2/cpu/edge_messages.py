@@ -21,6 +21,7 @@ from mlff_triton.kernels.common.cpu.activations import (
     activate_with_slope,
     silu_with_slope,
 )
+from mlff_triton.kernels.common.cpu.algebra import algebra
 from mlff_triton.kernels.common.cpu.arrays import Array
 from mlff_triton.kernels.common.cpu.compilation import (
     as_arrays,
@@ -167,7 +168,7 @@ def _start(ends, first):
     return ends[first - 1] if first > 0 else 0
 
 
-@inlined
+@algebra
 def _load_rows(x, row, f, channels, lanes):
     """Return the values of the three parts of a row [3 F]."""
     return (
@@ -177,13 +178,13 @@ def _load_rows(x, row, f, channels, lanes):
     )
 
 
-@inlined
+@algebra
 def _silu_of_rows(z):
     """Return values and derivatives of the three parts of a row."""
     return silu_with_slope(z[0]), silu_with_slope(z[1]), silu_with_slope(z[2])
 
 
-@inlined
+@algebra
 def _store_rows(x, row, f, channels, parts):
     """Write the values of the three parts of a row [3 F]."""
     store_vector(x, (row, f), parts[0])
