@@ -41,7 +41,11 @@ class Shape:
 
 
 def docking_shapes(s: int = S, v: int = V) -> dict[str, Shape]:
-    """Return the layers of DiffDock's score model, with given numbers of scalars and vectors."""
+    """Return the layers of DiffDock's score model, with given numbers of scalars and vectors.
+
+    Harmonics are those of version 1, up to degree 2. DiffDock-L stops at degree 1, so its layers
+    have fewer weights: 6928 instead of 7128 in the fourth.
+    """
     whole = f"{s}x0e + {v}x1o + {v}x1e + {s}x0o"
     bonds = "1x0e + 1x1o + 1x1e + 1x2o + 1x2e + 1x2e + 1x3o + 1x3e + 1x4e"
     listed = {

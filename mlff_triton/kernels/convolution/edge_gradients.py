@@ -388,7 +388,7 @@ def coupled_gradient(grad: Tensor, inputs: EdgeInputs, packed: PackedWeight, pla
     out = grad.new_empty(n_edges, plan.n_coupled)
     options = constants(packed, plan)
     del options["WIDTH"]
-    block, launch = edges_per_program(packed, n_edges)
+    block, launch = edges_per_program(packed)
     n_outputs, tiles = len(plan.outputs), triton.cdiv(n_edges, block)
     splits = splits_of(len(plan.blocks), n_outputs * tiles, grad)
     if out.numel():

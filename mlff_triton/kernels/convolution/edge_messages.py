@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels.common.hardware import has_large_memory
 from mlff_triton.kernels.convolution.edge_blocks import (
     EdgeInputs,
     PackedWeight,
@@ -129,7 +128,7 @@ def edge_messages(
     """Return the messages of all edges, [E, output columns] in the dtype of sums."""
     n_edges = len(inputs.senders)
     out = output_buffer(inputs.node, n_edges, product, packed.bias.dtype)
-    block, options = edges_per_program(packed, n_edges)
+    block, options = edges_per_program(packed)
     if n_edges and len(plan.jobs):
         with torch.cuda.device_of(out):
             _edge_messages_fwd_kernel[(len(plan.jobs), triton.cdiv(n_edges, block))](
@@ -149,13 +148,11 @@ def edge_messages(
     return out
 
 
-def edges_per_program(packed: PackedWeight, n_edges: int) -> tuple[int, dict[str, int]]:
+def edges_per_program(packed: PackedWeight) -> tuple[int, dict[str, int]]:
     """Return a number of edges, and launch options.
 
-    Programs with more edges read the weights less often. Those of float64 fill the chip's memory.
+    Programs of float64 fill the memory of many chips.
     """
     if packed.bias.dtype == torch.float64:
         return 32, {"num_warps": 4, "num_stages": 1}
-    if has_large_memory(packed.weight) and n_edges > 64:
-        return 128, {"num_warps": 8, "num_stages": 2}
     return 64, {"num_warps": 4, "num_stages": 2}
