@@ -1,6 +1,11 @@
 from .alignment import Alignments as Alignments
 from .alignment.align import align as align
 from .core.fast_forward import FallbackWarning as FallbackWarning
+from .docking.diffusion import Component as Component
+from .docking.diffusion import Diffusion as Diffusion
+from .docking.screening import Judge as Judge
+from .docking.screening import Poses as Poses
+from .docking.screening import dock as dock
 from .embedding import embed_files as embed_files
 from .models.encoders.top_tokens import TopTokens as TopTokens
 from .models.encoders.top_tokens import top_tokens as top_tokens

@@ -7,13 +7,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from mlff_triton.bio.core.fast_forward import FastForward
 from mlff_triton.bio.core.operators import convolution_operators
 from mlff_triton.bio.core.weights import converted
 from mlff_triton.bio.models.diffdock.atoms import AtomTable, n_features
-from mlff_triton.bio.models.diffdock.complexes import degree_of, signs_of_inversion
+from mlff_triton.bio.models.diffdock.complexes import (
+    degree_of,
+    receptor_edges,
+    signs_of_inversion,
+)
 from mlff_triton.bio.models.diffdock.layer_adapter import PRECISION, WATCHED
 from mlff_triton.bio.models.diffdock.network import (
     Docking,
@@ -21,8 +26,14 @@ from mlff_triton.bio.models.diffdock.network import (
     cross_cutoff,
     encode_separate,
     encode_shared,
+    keep_receptor,
 )
-from mlff_triton.bio.models.diffdock.readout import confidences, scores
+from mlff_triton.bio.models.diffdock.readout import (
+    confidences,
+    rotatable_bonds,
+    score_norms,
+    scores,
+)
 from mlff_triton.bio.models.diffdock.structure import is_separate_model, is_shared_model
 from mlff_triton.bio.models.diffdock.weights import Convolution, bond_product
 
@@ -109,8 +120,7 @@ class DockingForward(FastForward[Docking]):
         """Return scores, or confidences of a model of these."""
         del begun
         docking, data, model = self.weights, arguments["data"], self.module
-        if getattr(model, "no_aminoacid_identities", False):
-            data[RECEPTOR].x = data[RECEPTOR].x * 0
+        self._hide_identities(data)
         times = [data.complex_t[kind] for kind in ("tr", "rot", "tor")]
         sigmas = tuple(times if model.confidence_mode else model.t_to_sigma(*times))
         encoded = self.encode(docking, data, cross_cutoff(model, sigmas[0]))
@@ -118,6 +128,26 @@ class DockingForward(FastForward[Docking]):
             return scores(docking, data, encoded, sigmas)
         found = confidences(docking, data, encoded.ligand)
         return found if hasattr(model, "atom_confidence") else found[0]
+
+    def _hide_identities(self, data: Any) -> None:
+        """Set the features of residues to zero for models that do not know amino acids."""
+        if getattr(self.module, "no_aminoacid_identities", False):
+            data[RECEPTOR].x = data[RECEPTOR].x * 0
+
+    def prepare(self, data: Any, time: float) -> None:
+        """Keep with a batch what calls would wait for: rotatable bonds, and norms of scores.
+
+        All complexes are at one time, which is set. Bonds must not change afterwards.
+        """
+        model, ligand = self.module, data[LIGAND]
+        if not hasattr(ligand, "rotatable_bonds"):
+            ligand.rotatable_bonds = rotatable_bonds(model, data)
+        if not model.confidence_mode and model.scale_by_sigma:
+            times = torch.full((1,), time, dtype=ligand.pos.dtype)
+            _, of_rotations, of_torsions = model.t_to_sigma(times, times, times)
+            norms = score_norms(model, of_rotations, of_torsions, times.device)
+            where = {"dtype": norms[0].dtype, "device": ligand.pos.device}
+            data.score_norms = [torch.full((data.num_graphs,), float(x), **where) for x in norms]
 
     @property
     @abstractmethod
@@ -147,6 +177,29 @@ class SharedDockingForward(DockingForward):
     def encode(self, docking: Docking, data: Any, cutoff: Any) -> Encoded:
         """Return nodes after all layers, for a cutoff between ligands and receptors."""
         return encode_shared(docking, data, cutoff)
+
+    def share(self, receptors: Any, data: Any, residues: Tensor, edges: Tensor) -> None:
+        """Keep with a batch the embeddings of its receptors, each of which is embedded once.
+
+        Parameters
+        ----------
+        receptors : torch_geometric.data.Batch
+            Complexes with all receptors.
+        data : torch_geometric.data.Batch
+            Batch.
+        residues, edges : int64 [M], [E]
+            Residues and contacts among those of the receptors, of each one in the batch.
+        """
+        if self.backend is None or self.module.training or self._update() is not None:
+            return
+        self._hide_identities(receptors)
+        keep_receptor(self.weights, receptors, receptor_edges(receptors))
+        contacts = receptors[RECEPTOR, RECEPTOR]
+        kept = data[RECEPTOR, RECEPTOR]
+        data[RECEPTOR].rec_node_attr = receptors[RECEPTOR].rec_node_attr[residues]
+        for name in ("rec_edge_attr", "edge_sh", "edge_weight"):
+            x = contacts[name]
+            kept[name] = x[edges] if isinstance(x, Tensor) else x
 
 
 class SeparateDockingForward(DockingForward):

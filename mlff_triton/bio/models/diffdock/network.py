@@ -203,7 +203,7 @@ def _embedded_receptor(docking: Docking, data: Any) -> tuple[Graph, Tensor]:
     model, receptor, contacts = docking.model, data["receptor"], data["receptor", "receptor"]
     edges = receptor_edges(data)
     if not hasattr(receptor, "rec_node_attr"):
-        _keep_receptor(docking, data, edges)
+        keep_receptor(docking, data, edges)
     sigma = model.rec_sigma_embedding(model.timestep_emb_func(data.complex_t["tr"]))
     residues = receptor.rec_node_attr + 0
     residues[:, : model.ns] += sigma[receptor.batch]
@@ -214,7 +214,7 @@ def _embedded_receptor(docking: Docking, data: Any) -> tuple[Graph, Tensor]:
     return Graph(edges, harmonics[edges.order], features), residues
 
 
-def _keep_receptor(docking: Docking, data: Any, edges: Edges) -> None:
+def keep_receptor(docking: Docking, data: Any, edges: Edges) -> None:
     """Compute what does not depend on the time, and keep it in the order of the data's edges."""
     model, receptor, contacts = docking.model, data["receptor"], data["receptor", "receptor"]
     vectors = receptor.pos[edges.senders] - receptor.pos[edges.receivers]

@@ -47,11 +47,15 @@ def scores(
     """
     model = docking.model
     tr_score, rot_score = _rigid_scores(docking, data, encoded.ligand)
+    bonds = rotatable_bonds(model, data)
+    torsions = _torsion_scores(docking, data, encoded.ligand, bonds)
     if model.scale_by_sigma:
-        norms = function_of(model, "so3").score_norm(sigmas[1].cpu())
+        kept = getattr(data, "score_norms", None)
+        norms = score_norms(model, sigmas[1], sigmas[2], tr_score.device) if kept is None else kept
         tr_score = tr_score / sigmas[0].unsqueeze(1)
-        rot_score = rot_score * norms.unsqueeze(1).to(rot_score.device)
-    torsions = _torsion_scores(docking, data, encoded.ligand, sigmas[2])
+        rot_score = rot_score * norms[0].unsqueeze(1)
+        if len(torsions):
+            torsions = torsions * norms[1][data["ligand"].batch[bonds[0]]]
     if not hasattr(model, "sidechain_pred"):
         return tr_score, rot_score, torsions
     chains = None
@@ -82,13 +86,28 @@ def _rigid_scores(docking: Docking, data: Any, atoms: Tensor) -> tuple[Tensor, T
     return scored[0], scored[1]
 
 
-def _torsion_scores(docking: Docking, data: Any, atoms: Tensor, tor_sigma: Tensor) -> Tensor:
-    """Return scores [T] of torsions; empty if no bond is rotatable."""
+def rotatable_bonds(model: Any, data: Any) -> Tensor:
+    """Return the rotatable bonds [2, T] of a batch, which may be kept with it."""
+    ligand = data["ligand"]
+    kept: Tensor | None = getattr(ligand, "rotatable_bonds", None)
+    if kept is not None:
+        return kept
+    index: Tensor = data["ligand", "ligand"].edge_index
+    return index[:, :0] if model.no_torsion else index[:, ligand.edge_mask].long()
+
+
+def score_norms(
+    model: Any, rot_sigma: Tensor, tor_sigma: Tensor, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return factors [B] of the scores of rotations and torsions, from tables of the package."""
+    of_rotations = function_of(model, "so3").score_norm(rot_sigma.cpu())
+    of_torsions = function_of(model, "torus").score_norm(tor_sigma.cpu().numpy())
+    return of_rotations.to(device), torch.as_tensor(of_torsions).float().sqrt().to(device)
+
+
+def _torsion_scores(docking: Docking, data: Any, atoms: Tensor, bonds: Tensor) -> Tensor:
+    """Return scores [T] of torsions before they are scaled; empty if no bond is rotatable."""
     model, ligand = docking.model, data["ligand"]
-    index = data["ligand", "ligand"].edge_index
-    bonds = atoms.new_empty(2, 0)
-    if not model.no_torsion:
-        bonds = index[:, ligand.edge_mask].long()
     if not bonds.shape[1]:
         return torch.empty(0, device=model.device)
     assert docking.bond_product is not None
@@ -103,10 +122,6 @@ def _torsion_scores(docking: Docking, data: Any, atoms: Tensor, tor_sigma: Tenso
     )
     found = _final(docking, "tor_bond_conv", graph, harmonics, atoms, features)
     torsions: Tensor = model.tor_final_layer(found).squeeze(1)
-    if model.scale_by_sigma:
-        sigma = tor_sigma[ligand.batch][index[0]][ligand.edge_mask]
-        norms = torch.tensor(function_of(model, "torus").score_norm(sigma.cpu().numpy())).float()
-        torsions = torsions * torch.sqrt(norms.to(torsions.device))
     return torsions
 
 

@@ -169,7 +169,7 @@ class Docking(nn.Module):
         ligand = data["ligand"]
         pos, batch, count = ligand.pos, ligand.batch, len(ligand.pos)
         centers = scatter_mean(pos, batch)
-        index = torch.stack([batch, torch.arange(count)])
+        index = torch.stack([batch, torch.arange(count, device=batch.device)])
         vectors, sigma = pos - centers[batch], ligand.node_sigma_emb
         found = self.edges(index, vectors, "center", 1.0)
         attr = self.center_edge_embedding(torch.cat([found.attr, sigma], 1))
@@ -184,7 +184,7 @@ class Docking(nn.Module):
             scores.append(part / norm * head(torch.cat([norm, sigma], 1)))
         if self.scale_by_sigma:
             scores[0] = scores[0] / sigmas[0][:, None]
-            scores[1] = scores[1] * so3.score_norm(sigmas[1].cpu())[:, None]
+            scores[1] = scores[1] * so3.score_norm(sigmas[1].cpu())[:, None].to(pos.device)
         return scores[0], scores[1], self.torsions(data, atoms, sigmas[2])
 
     def torsions(self, data: Any, atoms: Tensor, sigma: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ class Docking(nn.Module):
         ligand, all_bonds = data["ligand"], data["ligand", "ligand"].edge_index
         bonds, pos = all_bonds[:, ligand.edge_mask], ligand.pos
         if self.no_torsion or not bonds.shape[1]:
-            return torch.empty(0)
+            return pos.new_empty(0)
         middle = (pos[bonds[0]] + pos[bonds[1]]) / 2
         index = radius(pos, middle, self.lig_max_radius, ligand.batch, ligand.batch[bonds[0]])
         vectors = pos[index[1]] - middle[index[0]]
@@ -208,7 +208,7 @@ class Docking(nn.Module):
         if not self.scale_by_sigma:
             return scores
         norms = torus.score_norm(sigma[ligand.batch[bonds[0]]].cpu().numpy())
-        return scores * torch.tensor(norms).float().sqrt()
+        return scores * torch.tensor(norms).float().sqrt().to(scores.device)
 
 
 class CGOldModel(Docking):
@@ -361,7 +361,7 @@ class CGModel(Docking):
             atoms = layer(atoms, own.index, rows, own.sh, edge_weight=own.weight)
         cross = self.cross_edges(data, sigmas[0])
         count = len(atoms)
-        shift = torch.tensor([[0], [count]])
+        shift = torch.tensor([[0], [count]], device=atoms.device)
         signs = torch.tensor([(-1.0) ** l for l in range(3) for _ in range(2 * l + 1)])  # noqa: E741
         groups = [
             own,
