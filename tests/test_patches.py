@@ -16,7 +16,7 @@ EXCEPTIONS = {
     "cli/bench.py": "imports the benchmarks of a checkout under their name",
     "cli/main.py": "shows warnings in one line while a command runs",
     "jobs/workers.py": "sets threads in a worker, which is a process of its own",
-    "kernels/common/cpu/child.py": "leaves PyTorch out of a process of its own, which compiles",
+    "kernels/common/cpu/child.py": "makes empty modules in a process of its own, which compiles",
     "testing/launches.py": "records launches in tests, and puts everything back",
     "testing/tf32.py": "switches TF32 in tests, and puts it back",
 }

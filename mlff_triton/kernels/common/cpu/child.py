@@ -1,18 +1,18 @@
 """Program of a process that compiles loops for another one, until its input ends.
 
-Loops come with the functions that they call. Numba still imports the modules of these, most of
-which import PyTorch, and that would take a second. Here, PyTorch is an object that has any name and
-does nothing. Modules that need more of it are empty.
+Loops come with the functions that they call. Numba still imports the modules of these, without
+PyTorch, see `mlff_triton._common.child_process`. Modules that need it are empty.
 """
 
 from __future__ import annotations
 
 import gc
-import pickle
 import sys
 from importlib import import_module
 from types import ModuleType
 from typing import IO
+
+from mlff_triton._common.child_process import leave_pytorch_out, receive, send
 
 START = f"""
 import pickle, sys
@@ -22,20 +22,6 @@ if version == sys.version:
     serve(sys.stdin.buffer, sys.stdout.buffer)
 """
 """Code of the process, which has the paths of its parent but none of its modules."""
-
-
-def leave_pytorch_out() -> None:
-    """Let `import torch` find an object that does nothing, in this process."""
-    sys.modules["torch"] = _Absent("torch")
-
-
-class _Absent(ModuleType):
-    """A stand-in for PyTorch and all that it contains."""
-
-    def __getattr__(self, name: str) -> _Absent:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Absent(f"{self.__name__}.{name}")
 
 
 def serve(given: IO[bytes], results: IO[bytes]) -> None:
@@ -67,20 +53,5 @@ def _import(name: str) -> None:
     """Import a module, or make an empty one."""
     try:
         import_module(name)
-    except ImportError:
+    except Exception:  # noqa: BLE001 - such as one that decides by what PyTorch has
         sys.modules[name] = ModuleType(name)
-
-
-def send(pipe: IO[bytes], content: bytes | None) -> None:
-    """Write bytes or None, to be read by `receive`."""
-    pickle.dump(content, pipe)
-    pipe.flush()
-
-
-def receive(pipe: IO[bytes]) -> bytes | None:
-    """Read what `send` wrote; None if the other end is closed."""
-    try:
-        content: bytes | None = pickle.load(pipe)  # noqa: S301 - of our own processes
-    except (EOFError, OSError, pickle.UnpicklingError):
-        return None
-    return content

@@ -14,16 +14,16 @@ import sys
 from collections import deque
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
 
 from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 
+from mlff_triton._common.child_process import can_start, receive, send
 from mlff_triton._common.garbage import garbage_kept
 from mlff_triton._common.notice import Notice
-from mlff_triton.kernels.common.cpu.child import START, receive, send
+from mlff_triton.kernels.common.cpu.child import START
 
 LOOPS_PER_PROCESS = 3  # fewer are compiled before another process has started
 MOST = 8  # processes
@@ -154,9 +154,7 @@ def _next(queue: deque[Task]) -> Task | None:
 def _start(count: int) -> list[Child]:
     """Start processes, as many as possible."""
     children: list[Child] = []
-    # Programs that embed Python, and frozen ones, would be started themselves.
-    name = Path(sys.executable or "").stem.lower()
-    if name.startswith("python") and not getattr(sys, "frozen", False):
+    if can_start():
         with suppress(OSError):
             children.extend(Child() for _ in range(count))
     return children
