@@ -13,8 +13,12 @@ from threading import Event, Thread
 
 from mlff_triton._common import cache
 
-PARTS = ("triton.runtime.cache", "triton.experimental.gluon.nvidia.hopper")
-"""Modules that the first launch imports; the first one has ``triton_key``."""
+PARTS = (
+    "triton.runtime.cache",
+    "triton.runtime.driver",
+    "triton.experimental.gluon.nvidia.hopper",
+)
+"""Modules that the first launch imports; the first two have ``triton_key`` and ``driver``."""
 HASHED = ("runtime/cache.py", "compiler", "backends", "_C", "language")
 """Files and folders of Triton that its key depends on."""
 LATER = 10.0
@@ -40,6 +44,8 @@ def _start(is_ready: Event) -> None:
         with suppress(Exception):  # the first launch does the same, and reports what is wrong
             modules = [import_module(name) for name in PARTS]
             find_key(modules[0], is_ready)
+            is_ready.set()
+            modules[1].driver.active  # noqa: B018 - compiles C code the first time
     finally:
         is_ready.set()
 

@@ -30,6 +30,7 @@ from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.steps import CANNOT_PREPARE, ResidentStep, Steps, TensorBatch, Units
 from mlff_triton.engine.system_part import SystemPart
 from mlff_triton.errors import BackendError, InputError
+from mlff_triton.kernels.common.compilers import start_early
 from mlff_triton.model.known_domain import domain_of
 from mlff_triton.model.prediction import Ensemble, Prediction, check_neutral, members_of
 from mlff_triton.model.tensornet import TensorNet
@@ -122,6 +123,8 @@ class Engine:
         self.dtype = find_dtype(dtype)
         if self.device.type == "cuda":
             start_triton()
+            if backend in ("auto", "triton-graph", "triton"):
+                start_early()
         if isinstance(model, (TensorNet, Ensemble)):
             loaded = copy.deepcopy(model)
         else:

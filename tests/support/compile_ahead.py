@@ -1,7 +1,8 @@
 """Cases of `compile_ahead`, for a process of its own without ``TRITON_INTERPRET``.
 
 ``python -m tests.support.compile_ahead`` runs all of them without a GPU and prints a JSON object
-with the result of each. ``python -m tests.support.compile_ahead gpu`` runs the case for a GPU.
+with the result of each. Names of cases for a GPU
+run these.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,14 +30,19 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from mlff_triton import Engine
 from mlff_triton._common import availability, notice
-from mlff_triton.kernels.common import compilation
+from mlff_triton.kernels.common import compilation, compilers
 from mlff_triton.kernels.common.compilation import compile_ahead
+from mlff_triton.kernels.common.compilers import Compilers, start_early
 from mlff_triton.kernels.ops.irrep_norms import irrep_norms
 from mlff_triton.kernels.ops.linear import linear
 from mlff_triton.kernels.ops.segment_sum import segment_sum
+from tests.support.disks import largest_file
+from tests.support.processes import children
 
 N, F = 4, 32
+SM_90 = GPUTarget("cuda", 90, 32)
 THREAD = "compile-kernels"  # beginning of the names of threads that compile
 
 
@@ -47,10 +55,13 @@ def launch(device: str = "cpu") -> torch.Tensor:
 
 
 class PretendedGPU:
-    """A GPU of the architecture sm_90 that is not there: launches count, and compute nothing."""
+    """A GPU that is not there, by default of sm_90: launches count, and compute nothing."""
 
-    def __init__(self, make_launcher: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, make_launcher: Callable[[], object] = lambda: None, target: GPUTarget = SM_90
+    ) -> None:
         self.launches = Counter[str]()  # by thread
+        self._target = target
         self._make_launcher = make_launcher
         self._lock = threading.Lock()
 
@@ -59,7 +70,7 @@ class PretendedGPU:
         return SimpleNamespace(
             get_current_device=lambda: 0,
             get_current_stream=lambda _: 0,
-            get_current_target=lambda: GPUTarget("cuda", 90, 32),
+            get_current_target=lambda: self._target,
             launcher_cls=self._launcher,
             utils=SimpleNamespace(
                 get_device_properties=lambda _: {"max_shared_mem": 227 << 10},
@@ -108,7 +119,8 @@ def run(
     -------
     dict
         Kernels on disk; whether each one that was compiled or read from disk was there before, by
-        kind of thread; launches by thread; warnings; and the time in s.
+        kind of thread; launches by thread; warnings; how often processes were started, and the ones
+        that are left; and the time in s.
     """
     gpu, warned = gpu or PretendedGPU(), Warned()
     found: dict[str, list[bool]] = {"ahead": [], "at launch": []}
@@ -127,12 +139,17 @@ def run(
         mock.patch.object(driver, "_active", gpu.driver()),
         mock.patch.object(availability, "launch_anywhere", new=True),
         mock.patch.object(triton.knobs.compilation, "listener", listen),
-        mock.patch.object(compilation.os, "sched_getaffinity", return_value={0, 1}),
+        mock.patch.object(os, "sched_getaffinity", return_value={0, 1}),
+        mock.patch.object(
+            Compilers, "_start", autospec=True, side_effect=Compilers._start
+        ) as begin,
     ):
         calls()
     compilation._LOG.removeHandler(warned)
     result = {"on disk": compiled(), "warnings": warned.texts, "launches": gpu.launches}
-    return result | found | {"restored": is_restored(), "seconds": time.monotonic() - start}
+    seconds = time.monotonic() - start
+    processes = {"started": begin.call_count, "left": len(children(patience=5))}
+    return result | found | processes | {"restored": is_restored(), "seconds": seconds}
 
 
 def launched() -> dict[str, object]:
@@ -183,10 +200,10 @@ def failing() -> dict[str, object]:
     """Let one kernel fail to compile, twice."""
     original, broken = compilation._compile_with_launcher, list[object]()
 
-    def sabotaged(compiler: Callable[[], object]) -> object:
+    def sabotaged(compiler: Callable[[], object], lock: Any) -> object:
         if not broken:
             broken.append(compiler)
-        return int("no number") if broken[0] is compiler else original(compiler)
+        return int("no number") if broken[0] is compiler else original(compiler, lock)
 
     def calls() -> None:
         compile_ahead(launch)
@@ -272,6 +289,113 @@ def terminal() -> dict[str, object]:
     return found | {"written": written}
 
 
+@contextmanager
+def processes(**replaced: object) -> Iterator[None]:
+    """Let other processes compile, however few kernels; replace names in `compilers`."""
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(compilation, "FEWEST", 1))
+        for name, value in replaced.items():
+            stack.enter_context(mock.patch.object(compilers, name, value))
+        yield
+
+
+def elsewhere() -> dict[str, object]:
+    """Compile in other processes, and launch; then do the same with kernels on disk."""
+
+    def calls() -> None:
+        compile_ahead(launch)
+        launch()
+
+    with processes():
+        return {"first": run(calls=calls), "other process": run(calls=calls)}
+
+
+def on_amd() -> dict[str, object]:
+    """Compile in other processes for a GPU of AMD."""
+    with processes(), mock.patch("torch.version.hip", "6"):
+        return run(PretendedGPU(target=GPUTarget("hip", "gfx942", 64)))
+
+
+def early() -> dict[str, object]:
+    """Start processes before anything is known, twice: without kernels on disk, and with them."""
+
+    def calls() -> None:
+        start_early()
+        start_early()
+        compile_ahead(launch)
+
+    return {"first": run(calls=calls), "other process": run(calls=calls)}
+
+
+def unused() -> dict[str, object]:
+    """Start processes for nothing, and let time pass."""
+
+    def calls() -> None:
+        start_early()
+        time.sleep(0.2)
+
+    with processes(IDLE=0.1):
+        return run(calls=calls)
+
+
+def killed() -> dict[str, object]:
+    """Kill all processes when they get their first kernel."""
+
+    def kill(pipe: Any, content: object) -> None:
+        if isinstance(content, bytes):
+            for process in children(of=children()[0]):
+                os.kill(process, signal.SIGKILL)
+        send(pipe, content)
+
+    send = compilers.send
+    with processes(send=kill):
+        return run()
+
+
+def never_ready() -> dict[str, object]:
+    """Let a process start that does nothing."""
+    program = "import time; time.sleep(60)"
+    with processes(START=program, START_TIME=0.2, GRACE=0.2):
+        return run()
+
+
+def never_done() -> dict[str, object]:
+    """Let processes stop before their first kernel."""
+    hang = "import pickle, signal; pickle.loads = lambda _: signal.pause()"
+    program = compilers.START.replace("    main", f"    {hang}\n    main")
+    with processes(START=program, PATIENCE=0.5):
+        return run()
+
+
+def foreign() -> dict[str, object]:
+    """Compile in a program that is not Python."""
+    with processes(), mock.patch.object(sys, "executable", "/usr/bin/lmp"):
+        return run()
+
+
+def no_sockets() -> dict[str, object]:
+    many = OSError("too many open files")
+    with processes(), mock.patch.object(compilers.socket, "socketpair", side_effect=many):
+        return run()
+
+
+def one_core() -> dict[str, object]:
+    with processes(n_cores=lambda: 1):
+        return run()
+
+
+def full_disk() -> dict[str, object]:
+    """Compile where no file of more than 1 kB can be written."""
+    with processes(), largest_file(1000):
+        return run()
+
+
+def read_only() -> dict[str, object]:
+    """Compile where no folder can be made."""
+    with processes(), mock.patch.dict(os.environ, TRITON_CACHE_DIR="/proc/triton"):
+        return run()
+
+
 def on_gpu() -> dict[str, object]:
     """Compile ahead and launch on a real GPU; count the launches that compile or read a kernel."""
     hits: list[bool] = []
@@ -284,6 +408,20 @@ def on_gpu() -> dict[str, object]:
     with mock.patch.object(triton.knobs.compilation, "listener", listen):
         result = launch("cuda")
     return {"on disk": on_disk, "hits": hits, "result": result[:, 0].tolist()}
+
+
+def first_forces() -> dict[str, object]:
+    """Compute forces on a real GPU, and list the kernels that are compiled or read from disk."""
+    hits: list[bool] = []
+
+    def listen(*, cache_hit: bool, **_: object) -> None:
+        hits.append(cache_hit)
+
+    with mock.patch.object(triton.knobs.compilation, "listener", listen):
+        Engine("default", device="cuda").compute(
+            [8, 1, 1], [[0, 0, 0], [0, 0.8, 0.5], [0, -0.8, 0.5]]
+        )
+    return {"hits": hits, "on disk": compiled(), "left": len(children(patience=5))}
 
 
 CASES = {
@@ -300,15 +438,30 @@ CASES = {
     "other threads": other_threads,
     "many threads": many_threads,
     "terminal": terminal,
+    "elsewhere": elsewhere,
+    "on AMD": on_amd,
+    "early": early,
+    "unused": unused,
+    "killed": killed,
+    "never ready": never_ready,
+    "never done": never_done,
+    "foreign": foreign,
+    "no sockets": no_sockets,
+    "one core": one_core,
+    "full disk": full_disk,
+    "read-only": read_only,
 }
+ON_GPU = {"gpu": on_gpu, "forces": first_forces}
 
 
 def main(arguments: list[str]) -> None:
     """Run the cases, each with an empty cache, and print their results."""
     results = {}
-    for name, case in ({"gpu": on_gpu} if arguments else CASES).items():
+    chosen = {name: ON_GPU[name] for name in arguments} or CASES
+    for name, case in chosen.items():
         with tempfile.TemporaryDirectory() as folder:
-            os.environ["TRITON_CACHE_DIR"] = folder
+            os.environ["TRITON_CACHE_DIR"] = str(Path(folder, "triton"))
+            os.environ["MLFF_TRITON_CACHE"] = str(Path(folder, "package"))
             results[name] = case()
     sys.stdout.write(json.dumps(results))
 

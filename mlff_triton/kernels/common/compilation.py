@@ -1,32 +1,47 @@
 """Compilation of kernels side by side, before their first launch.
 
 A step launches some thirty kernels. If each is compiled when it is launched, all but one core wait.
-Here, threads compile all of them, by the mode that Triton has for this. Threads suffice: LLVM,
-ptxas and the C compiler that makes Triton's launchers do not hold Python's lock. Python itself
-takes an eighth of the processor time for the kernels of a step, and a fifth for a block of
-structure prediction. If anything about this fails, launches compile their kernels themselves, and a
-warning gives the reason.
+Here, threads compile all of them, by the mode that Triton has for this. LLVM, ptxas and the C
+compiler that makes Triton's launchers do not hold Python's lock, but Triton's front end does. If
+many kernels have to be compiled, each thread therefore lets another process compile into Triton's
+cache on disk, where it then finds the machine code. If anything about this fails, threads or
+launches compile kernels themselves, and a warning gives the reason.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import partial
+from inspect import getclosurevars
 from typing import Any
 
 from triton.runtime import driver
+from triton.runtime.cache import get_cache_manager
 from triton.runtime.jit import JITFunction
 
 from mlff_triton._common.availability import is_interpreting
 from mlff_triton._common.notice import Notice
 from mlff_triton._common.triton_start import start_triton
+from mlff_triton.kernels.common.cache_keys import settle_key
+from mlff_triton.kernels.common.child import Task
+from mlff_triton.kernels.common.compilers import (
+    Compilers,
+    n_cores,
+    remember_compiled,
+    take_compilers,
+)
+
+FEWEST = 8
+"""Kernels to be compiled for which it is worth to start processes."""
 
 _LOG = logging.getLogger("mlff_triton")
 _LOCK = threading.RLock()  # one function at a time, which may call another one that compiles ahead
@@ -65,25 +80,32 @@ def compile_ahead(launch: Callable[[], object]) -> None:
 
 def _compile(launch: Callable[[], object]) -> None:
     """Compile the kernels of a function in as many threads as there are cores, and keep them."""
-    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "compile-kernels")
+    pool = ThreadPoolExecutor(n_cores(), "compile-kernels")
+    compilers = take_compilers()
     try:
-        compilations = _submitted(launch, pool)
+        compilations = _submitted(launch, pool, compilers)
         _wait([future for future, _ in compilations])
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+        compilers.stop()
     for future, keep in compilations:
         error = future.exception()
         if error is None:
             keep(future.result())
         else:
             _report(error)
+    if compilations and not any(future.exception() for future, _ in compilations):
+        remember_compiled()
 
 
-def _submitted(launch: Callable[[], object], pool: ThreadPoolExecutor) -> Collection[Compilation]:
+def _submitted(
+    launch: Callable[[], object], pool: ThreadPoolExecutor, compilers: Compilers
+) -> Collection[Compilation]:
     """Begin to compile the kernels that have no machine code in this process yet."""
     from triton import AsyncCompileMode  # absent from Triton 3.3
 
     found: dict[str, Compilation] = {}
+    absent: list[Source] = []
 
     class Collector(AsyncCompileMode):
         """Compiles kernels in the pool; their launches run nothing."""
@@ -91,30 +113,118 @@ def _submitted(launch: Callable[[], object], pool: ThreadPoolExecutor) -> Collec
         def submit(
             self, key: str, compiler: Compiler, keep: Callable[[Any], object], *_: object
         ) -> None:
-            if key not in found:
-                found[key] = pool.submit(_compile_with_launcher, compiler), keep
+            if key in found:
+                return
+            source = Source.of(compiler)
+            if source is not None and not source.is_on_disk(key):
+                absent.append(source)
+                if len(absent) == FEWEST:
+                    compilers.start(sorted({each.task.module for each in absent}))
+                compiler = partial(_compile_elsewhere, compilers, source, compiler)
+            lock = nullcontext() if source is None else source.lock
+            found[key] = pool.submit(_compile_with_launcher, compiler, lock), keep
 
     with Collector(executor=pool), _launches_skipped():
         launch()
+    for source in absent:  # by threads that no kernel keeps busy
+        pool.submit(source.compile_launcher)
     return found.values()
 
 
-def _compile_with_launcher(compiler: Compiler) -> Any:
+def _compile_elsewhere(compilers: Compilers, source: Source, compiler: Compiler) -> Any:
+    """Let another process compile a kernel, if there is one, and load it or compile it here."""
+    compilers.compile(source.task)
+    return compiler()
+
+
+def _compile_with_launcher(compiler: Compiler, lock: AbstractContextManager[object]) -> Any:
     """Compile a kernel, and the C code of its launcher, which the first launch finds on disk."""
-    kernel = compiler()
-    driver.active.launcher_cls(kernel.src, kernel.metadata)
+    kernel = _compiled(compiler)
+    with lock:
+        driver.active.launcher_cls(kernel.src, kernel.metadata)
     return kernel
+
+
+def _compiled(compiler: Compiler) -> Any:
+    """Compile a kernel, again if Python's parser fails: old versions do when two threads use it."""
+    try:
+        return compiler()
+    except SystemError:
+        return compiler()
+
+
+@dataclass(frozen=True)
+class Source:
+    """A kernel that Triton is about to compile.
+
+    Attributes
+    ----------
+    source : triton.compiler.ASTSource
+        As Triton has it.
+    task : Task
+        The same for another process.
+    lock : Lock
+        Held while a thread compiles the launcher.
+    """
+
+    source: Any
+    task: Task
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @classmethod
+    def of(cls, compiler: Compiler) -> Source | None:
+        """Return what Triton's function compiles; None unless it is one of our kernels."""
+        with suppress(KeyError, AttributeError):  # of other versions of Triton
+            variables = getclosurevars(compiler).nonlocals
+            source, target, options = (variables[name] for name in ("src", "target", "options"))
+            module, name = source.fn.__module__, source.fn.__name__
+            ours = module.startswith(_KERNELS)
+            if ours and vars(sys.modules[module]).get(name) is source.fn:
+                arguments = source.signature, source.constants, source.attrs
+                settings = target, dict(vars(options)), dict(os.environ)
+                return cls(source, Task(module, name, *arguments, *settings))
+        return None
+
+    def is_on_disk(self, key: str) -> bool:
+        """Return True if Triton's cache has the machine code."""
+        with suppress(Exception):  # the error is raised again when the kernel is compiled
+            manager = get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
+            name = f"{self.source.name[:150]}.json"  # as Triton shortens it
+            return name in (manager.get_group(name) or {})
+        return False
+
+    def compile_launcher(self) -> None:
+        """Compile the C code of the launcher meanwhile, unless a thread does so already."""
+        if self.lock.acquire(blocking=False):
+            try:
+                driver.active.launcher_cls(self.source, _Expected(self.task.options))
+            except Exception:  # noqa: BLE001 - it is raised again when there is machine code
+                _LOG.debug("a launcher is not compiled ahead", exc_info=True)
+            finally:
+                self.lock.release()
+
+
+class _Expected:
+    """Metadata of a kernel that is not compiled yet: its options, and None for anything else."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        vars(self).update(options)
+
+    def __getattr__(self, name: str) -> None:
+        return None
 
 
 @contextmanager
 def _launches_skipped() -> Iterator[None]:
     """Let the package's launches in this thread end before the kernel runs.
 
-    This concerns kernels that have machine code already, as Triton's mode skips all others. Each
-    kernel object gets a method of its own for a while; Triton's class stays as it is.
+    This concerns kernels that have machine code already, as Triton's mode skips all others; these
+    get keys that other processes have as well. Each kernel object gets a method of its own for a
+    while; Triton's class stays as it is.
     """
 
     def run(kernel: JITFunction, *args: Any, warmup: bool, **options: Any) -> Any:
+        settle_key(kernel)
         skip = warmup or _is_collecting.get()
         return type(kernel).run(kernel, *args, warmup=skip, **options)
 
