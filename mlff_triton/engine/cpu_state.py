@@ -12,7 +12,15 @@ from mlff_triton.engine.cpu_neighbors import CpuNeighbors
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.step import Outputs, Systems, evaluate_step
 from mlff_triton.kernels.common.cpu.compilation import compile_ahead
-from mlff_triton.kernels.common.cpu.threads import own_threads
+from mlff_triton.kernels.common.cpu.recording import Repeated
+from mlff_triton.kernels.common.cpu.threads import n_threads, own_threads
+from mlff_triton.kernels.types.edges import Edges
+
+LARGEST = 500
+"""Atoms of the largest steps that are recorded. In others, Python takes a small part of the time.
+
+A recording keeps all tensors of a step, some 40 of 36 N F bytes in single precision.
+"""
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,7 @@ class CpuState:
         self._model = model
         self.neighbors = model.neighbors()
         self._batch: Batch | None = None
+        self._repeated: Repeated[Outputs] = Repeated()
         self._is_compiled = False
 
     def evaluate(self, batch: Batch) -> Outputs:
@@ -90,12 +99,24 @@ class CpuState:
         ops, p = self._model.operators, self._model.parameters
         edges = self.neighbors.update(batch)
         if p.charges is None:
-            return evaluate_step(ops.network, p, self._systems, edges, self._status)
+            return self._evaluate_local(edges)
         near, far = edges, edges if p.charges.is_truncated else None
         if p.charges.network_cutoff < p.cutoff:
             near = self.neighbors.within(p.charges.network_cutoff, batch)
         geometry = Geometry(torch.from_numpy(batch.positions), near, far)
         return evaluate_charged_step(ops, p, self._systems, geometry, self._status)
+
+    def _evaluate_local(self, edges: Edges) -> Outputs:
+        """Compute a step of a model without charges; repeat the last ones if it is like them."""
+        ops, p = self._model.operators.network, self._model.parameters
+        given = self._systems, edges, self._status
+
+        def evaluate() -> Outputs:
+            return evaluate_step(ops, p, *given)
+
+        if len(self._status) > LARGEST:
+            return evaluate()
+        return self._repeated.compute(evaluate, *given, n_threads()).clone()
 
     def _set(self, batch: Batch) -> None:
         """Look up what does not depend on positions, if it has changed."""

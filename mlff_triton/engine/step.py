@@ -46,6 +46,12 @@ class Outputs(NamedTuple):
     atoms: Tensor
     charges: Tensor | None = None
 
+    def clone(self) -> Outputs:
+        """Return a copy."""
+        charges = None if self.charges is None else self.charges.clone()
+        totals = Totals(self.totals.values.clone())
+        return Outputs(totals, self.forces.clone(), self.atoms.clone(), charges)
+
     @property
     def atom_energies(self) -> Tensor:
         """Energy of each atom in eV, float64 [N]."""

@@ -21,6 +21,7 @@ from mlff_triton.kernels.common.cpu.arrays import as_array
 from mlff_triton.kernels.common.cpu.compilers import Task, compile_all
 from mlff_triton.kernels.common.cpu.loop_cache import LoopCache
 from mlff_triton.kernels.common.cpu.loop_compiler import LoopDispatcher
+from mlff_triton.kernels.common.cpu.recording import perform
 from mlff_triton.kernels.common.cpu.threads import in_parallel, n_threads
 
 FAST = {"reassoc", "contract", "arcp", "nsz"}
@@ -116,10 +117,10 @@ def run(
         threads = n_threads()
         count = min(PIECES * threads, count) if threads > 1 else 1
     if count <= 1:
-        function(*arrays, 0, n_atoms)
+        perform(function, *arrays, 0, n_atoms)
         return
     bounds = [n_atoms * k // count for k in range(count + 1)]
-    in_parallel(function, [(*arrays, *bound) for bound in pairwise(bounds)])
+    perform(in_parallel, function, [(*arrays, *bound) for bound in pairwise(bounds)])
 
 
 def run_part(function: Loop, first: int, last: int, *arguments: Any) -> None:
@@ -129,7 +130,7 @@ def run_part(function: Loop, first: int, last: int, *arguments: Any) -> None:
     if tasks is not None:
         _collect(tasks, function, arrays)
         return
-    function(*arrays, first, last)
+    perform(function, *arrays, first, last)
 
 
 def as_arrays(*arguments: Any) -> list[Any]:

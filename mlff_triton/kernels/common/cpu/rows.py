@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mlff_triton.kernels.common.cpu.arrays import Array
 from mlff_triton.kernels.common.cpu.compilation import inlined, loop, run
+from mlff_triton.kernels.common.cpu.recording import perform
 from mlff_triton.kernels.common.cpu.threads import in_parallel
 from mlff_triton.kernels.common.cpu.vectors import (
     lanes_of,
@@ -27,7 +28,7 @@ EPS = 1e-5
 def over_rows(function: Callable[[int, int], None], n_rows: int) -> None:
     """Call a function with the first row of each block and the row after its last one."""
     blocks = [(first, min(first + ROWS, n_rows)) for first in range(0, n_rows, ROWS)]
-    in_parallel(function, blocks)
+    perform(in_parallel, function, blocks)
 
 
 def as_rows(x: Array) -> Array:

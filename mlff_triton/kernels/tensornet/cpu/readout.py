@@ -82,7 +82,7 @@ def scalar_head(
     rows = as_array(hidden)
     u = map_rows(rows if first == "none" else activate_rows(rows, first), weight1, bias1)
     energies, slopes = np.empty(len(u), u.dtype), np.empty_like(u)
-    slopes[:] = as_array(weight2)
+    torch.from_numpy(slopes).copy_(weight2)
     lanes = lanes_of(u.shape[1], u.itemsize)
     run(_weigh, len(u), activate_rows(u, activation), weight2, bias2, lanes, energies)
     grad = map_rows(activate_rows_backward(slopes, u, activation), adjoint1)
