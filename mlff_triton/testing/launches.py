@@ -127,9 +127,10 @@ def compile_distinct(
     target : str
         As for `compile_launch`.
     largest : bool
-        Of kernels that differ in sizes alone, compile the largest, and only translate the others to
-        Triton's intermediate representation, which takes a tenth of the time. It checks types and
-        shapes; shared memory and machine code are checked for the largest.
+        Compile the largest source of each kernel that has a type or an option of an argument, for
+        each of them, and only translate the others to Triton's intermediate representation, which
+        takes a tenth of the time. It checks types and shapes of all sources; shared memory and
+        machine code are checked for the largest, but not for each combination of options.
 
     Yields
     ------
@@ -151,17 +152,17 @@ def compile_distinct(
 
 
 def _largest(sources: list[ASTSource]) -> Iterable[ASTSource]:
-    """Return the one with the largest sizes, of each kernel with each set of types and options."""
+    """Return the largest of the sources of each kernel that have one type or option in common."""
     chosen: dict[tuple[object, ...], ASTSource] = {}
     for source in sorted(sources, key=_size):
-        types = [repr(t) for t in source.signature.values() if t not in _WHOLE]
+        types = [(name, t) for name, t in source.signature.items() if t not in _WHOLE]
         options = [
             (name, repr(value))
             for name, value in source.constants.items()
             if isinstance(value, bool) or not isinstance(value, int | float | tuple)
         ]
-        chosen[(source.fn, *types, *options)] = source
-    return chosen.values()
+        chosen |= dict.fromkeys([(source.fn, *choice) for choice in ((), *types, *options)], source)
+    return {id(source): source for source in chosen.values()}.values()
 
 
 def _size(source: ASTSource) -> int:

@@ -15,7 +15,6 @@ from mlff_triton.testing.launches import TARGETS
 
 CHECKOUT = Path(__file__).parents[2]
 COMMON_TARGETS = ("sm_90", "gfx942")  # one per compiler
-COMMON = [("--common", target) for target in COMMON_TARGETS]
 ALL = [tuple(TARGETS)[::2], tuple(TARGETS)[1::2]]
 
 pytestmark = pytest.mark.timeout(2400)  # two cores with an empty cache need 3 or 10 minutes
@@ -47,11 +46,6 @@ def compilations(arguments: Sequence[tuple[str, ...]]) -> Compilations:
 
 
 @pytest.fixture(scope="module")
-def common() -> Compilations:
-    return compilations(COMMON)
-
-
-@pytest.fixture(scope="module")
 def thorough() -> Compilations:
     return compilations(ALL)
 
@@ -65,8 +59,8 @@ def check(rows: list[list[str]], crash: str) -> None:
 
 
 @pytest.mark.parametrize("target", COMMON_TARGETS)
-def test_common_kernels_compile(target, common):
-    check(*common[target])
+def test_common_kernels_compile(target):
+    check(*compilations([("--common", target)])[target])
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 ``python -m tests.support.launch_cases sm_90 gfx942`` compiles all launches and prints one JSON list
 ``[target, case, kernel, error or null]`` for each; ``--common`` before the targets leaves out most
-of the precisions and sizes, and compiles only the largest of kernels that differ in sizes alone. To
+of the precisions and sizes, and compiles only the largest kernels with each type and option. To
 add a public operator, add a line to `CASES`, which covers its gradients and second derivatives. A
 whole step covers the operators of the engine.
 """

@@ -52,3 +52,13 @@ def test_the_largest_of_each_type_and_option_is_compiled() -> None:
     chosen = list(_largest([small, *others, large]))
     assert len(chosen) == len(others) + 1
     assert all(source in chosen for source in (*others, large))
+
+
+def test_types_and_options_are_not_compiled_in_all_combinations() -> None:
+    pairs = [(t, masked) for t in ("*fp16", "*fp32") for masked in (True, False)]
+    sources = [
+        SimpleNamespace(fn="f", signature={"x": t}, constants={"MASKED": m, "B": 16 * k})
+        for k, (t, m) in enumerate(pairs, 1)
+    ]
+    assert {id(source) for source in _largest(sources)} == {id(s) for s in sources[1:]}
+    assert list(_largest(sources[:1])) == sources[:1]
