@@ -17,7 +17,7 @@ run: .venv/installed
 	$(BIN)/python examples/07_align.py
 
 test: .venv/tested lint types
-	$(BIN)/python -m pytest -n auto -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
 # All kernels for all targets, and others that take long.
 test-slow: .venv/tested

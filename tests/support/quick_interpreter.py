@@ -24,7 +24,7 @@ def quick_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def _replacements() -> list[Replacement]:
-    return [*_known_types(), _known_broadcasts(), *_known_functions()]
+    return [*_known_types(), *_like_operands(), _known_broadcasts(), *_known_functions()]
 
 
 def _known_types() -> Iterator[Replacement]:
@@ -68,6 +68,55 @@ def _known_types() -> Iterator[Replacement]:
     yield interpreter, "_get_np_dtype", dtype_of
     yield core.block_type, "__init__", initialize_block
     yield core.tensor, "__init__", initialize_tensor
+
+
+def _like_operands() -> Iterator[Replacement]:
+    """Return operands at once that need no conversion, and constants and arrays without a search.
+
+    Integers and float32 or float64 keep their type in all operations with their own type.
+    """
+    from triton.language import core, semantic
+    from triton.runtime import interpreter
+
+    check_types = semantic.TritonSemantic.binary_op_type_checking_impl
+    cast, equals, unwrap = (
+        semantic.TritonSemantic.cast,
+        core.dtype.__eq__,
+        core._unwrap_if_constexpr,
+    )
+    check_handle = interpreter.TensorHandle.__post_init__
+    plain = {core.tensor, int, float, bool, str, core.dtype, core.block_type, type(None)}
+    floats = {core.float32.name, core.float64.name}
+    promoted = floats | {"int1"} | {f"{sign}int{8 << k}" for sign in ("", "u") for k in range(4)}
+
+    def check_unlike(own: Any, left: Any, right: Any, *options: Any, **named: Any) -> Any:
+        if isinstance(left, core.tensor):
+            name = left.dtype.name
+            if isinstance(right, core.tensor):
+                if name == right.dtype.name and name in promoted:
+                    return own.broadcast_impl_value(left, right)
+            elif name in floats and type(right) in (int, float):
+                return own.broadcast_impl_value(left, own.scalar_constant(right, left.dtype))
+        return check_types(own, left, right, *options, **named)
+
+    def cast_unlike(own: Any, tensor: Any, dtype: Any, *rounding: Any, **named: Any) -> Any:
+        return tensor if tensor.dtype is dtype else cast(own, tensor, dtype, *rounding, **named)
+
+    def is_equal(dtype: Any, other: Any) -> bool:
+        return dtype is other or equals(dtype, other)
+
+    def unwrap_constant(value: Any) -> Any:
+        return value if type(value) in plain else unwrap(value)
+
+    def initialize_handle(handle: Any, data: Any, dtype: Any, attr: Any = None) -> None:
+        handle.data, handle.dtype, handle.attr = data, dtype, {} if attr is None else attr
+        check_handle(handle)
+
+    yield semantic.TritonSemantic, "binary_op_type_checking_impl", check_unlike
+    yield semantic.TritonSemantic, "cast", cast_unlike
+    yield core.dtype, "__eq__", is_equal
+    yield core, "_unwrap_if_constexpr", unwrap_constant
+    yield interpreter.TensorHandle, "__init__", initialize_handle
 
 
 def _known_broadcasts() -> Replacement:
