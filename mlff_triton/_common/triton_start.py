@@ -27,7 +27,7 @@ LATER = 10.0
 
 @once
 def start_triton() -> Event:
-    """Begin to import Triton and to find its key, once per process; wait for the event.
+    """Begin to import Triton, its driver and its key, once per process; wait for the event.
 
     Before its first launch Triton hashes its own libraries, hundreds of megabytes, for a key that
     identifies the compiler in the names of cached kernels. This takes 0.3 to 0.7 s. The key is kept
@@ -43,9 +43,9 @@ def _start(is_ready: Event) -> None:
     try:
         with suppress(Exception):  # the first launch does the same, and reports what is wrong
             modules = [import_module(name) for name in PARTS]
+            with suppress(Exception):
+                modules[1].driver.active  # noqa: B018 - compiles C code the first time
             find_key(modules[0], is_ready)
-            is_ready.set()
-            modules[1].driver.active  # noqa: B018 - compiles C code the first time
     finally:
         is_ready.set()
 

@@ -51,6 +51,25 @@ def test_triton_is_imported_and_hashed_once(monkeypatch, fake_triton, error):
         triton_start.start_triton.cache_clear()
 
 
+@pytest.mark.parametrize("error", [None, RuntimeError("0 active drivers")])
+def test_the_driver_is_prepared(monkeypatch, fake_triton, error):
+    prepared, module, is_ready = [], fake_triton(), Event()
+
+    class Driver:
+        @property
+        def active(self):
+            prepared.append(not is_ready.is_set())
+            if error is not None:
+                raise error
+
+    monkeypatch.setitem(sys.modules, "first_part", module)
+    monkeypatch.setitem(sys.modules, "second_part", SimpleNamespace(driver=Driver()))
+    monkeypatch.setattr(triton_start, "PARTS", ("first_part", "second_part"))
+    triton_start._start(is_ready)
+    assert prepared == [True]
+    assert module.calls == 1
+
+
 def test_the_key_is_kept_until_a_file_changes(fake_triton, tmp_path):
     lent = []
     for content in ("first", "first", "second"):
