@@ -166,10 +166,10 @@ def test_a_few_kernels_start_no_processes(cases):
 )
 def test_threads_compile_what_other_processes_do_not(case, started, cases):
     assert cases[case]["started"] == started
-    assert cases[case]["on disk"] == 3
-    assert cases[case]["ahead"] == [False] * 3
+    assert cases[case]["on disk"] == 1
+    assert cases[case]["ahead"] == [False]
     assert not cases[case]["warnings"]
-    assert cases[case]["seconds"] < 30
+    assert cases[case]["seconds"] < 20
 
 
 @pytest.mark.parametrize("case", ["full disk", "read-only"])
