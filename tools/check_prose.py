@@ -44,8 +44,8 @@ BRITISH = re.compile(
     re.IGNORECASE,
 )
 ISE = re.compile(r"\b(\w+?)(?:is(e|ed|es|er|ers|ing)|isations?)\b", re.IGNORECASE)
-ISE_IS_RIGHT = re.compile(  # "wise" is right in any word
-    r"\w*w|advert|adv|ar|bru|ch|chast|compr|comprom|conc|cr|cru|dem|dev|disgu|enterpr|exc|exerc"
+ISE_IS_RIGHT = re.compile(  # "wise" is right in any word, and "noise" at the end of names
+    r"\w*w|\w+_no|advert|adv|ar|bru|ch|chast|compr|comprom|conc|cr|cru|dem|dev|disgu|enterpr|exc|exerc"
     r"|expert|franch|gu|improv|inc|merchand|no|parad|po|pra|prec|prem|prom|ra|rev|r|superv|surpr"
     r"|telev|tort|treat|turquo|v",
     re.IGNORECASE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import secrets
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -94,6 +95,15 @@ def find_file(source: str | Path) -> Path | None:
     """Return the path of a file, which may begin with ``~``; None if there is no such file."""
     path = path_of(source)
     return path if os.path.isfile(path) else None  # noqa: PTH113 - never raises
+
+
+def fingerprint(folder: Path) -> int | None:
+    """Return a CRC-32 of names, sizes and times of files, or None if there is no such folder."""
+    if not folder.is_dir():
+        return None
+    marks = ((file.name, file.stat()) for file in sorted(folder.iterdir()))
+    text = "\n".join(f"{name} {at.st_size} {at.st_mtime_ns}" for name, at in marks)
+    return zlib.crc32(text.encode())
 
 
 def check_new(path: Path, overwrite: bool) -> None:

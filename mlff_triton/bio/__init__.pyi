@@ -3,6 +3,7 @@ from .alignment.align import align as align
 from .core.fast_forward import FallbackWarning as FallbackWarning
 from .docking.diffusion import Component as Component
 from .docking.diffusion import Diffusion as Diffusion
+from .docking.files import dock_files as dock_files
 from .docking.screening import Judge as Judge
 from .docking.screening import Poses as Poses
 from .docking.screening import dock as dock

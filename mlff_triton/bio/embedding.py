@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mlff_triton._common.files import path_of
+from mlff_triton._common.files import fingerprint, path_of
 from mlff_triton._common.remedies import install
 from mlff_triton._common.text import first_line
 from mlff_triton._common.torch_settings import kept_random_state, with_own_settings
@@ -106,7 +106,7 @@ def embed_files(
         "job": "embed",
         "version": __version__,
         "model": name,
-        "files": _fingerprint(folder),
+        "files": fingerprint(folder),
         "precision": precision,
         "per_residue": per_residue,
     }
@@ -411,15 +411,6 @@ def _batches(order: list[int], lengths: list[int]) -> Iterator[list[int]]:
         batch.append(k)
     if batch:
         yield batch
-
-
-def _fingerprint(folder: Path) -> int | None:
-    """Return a CRC-32 of names, sizes and times of files, or None if there is no such folder."""
-    if not folder.is_dir():
-        return None
-    marks = ((file.name, file.stat()) for file in sorted(folder.iterdir()))
-    text = "\n".join(f"{name} {at.st_size} {at.st_mtime_ns}" for name, at in marks)
-    return zlib.crc32(text.encode())
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:

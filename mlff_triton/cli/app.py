@@ -15,6 +15,7 @@ from mlff_triton.cli.align import align
 from mlff_triton.cli.bench import PASS_ON, bench
 from mlff_triton.cli.calibrate import calibrate
 from mlff_triton.cli.convert import convert
+from mlff_triton.cli.dock import dock
 from mlff_triton.cli.embed import embed
 from mlff_triton.cli.energy import energy
 from mlff_triton.cli.explain import explain
@@ -48,6 +49,7 @@ for command in (
     convert,
     align,
     embed,
+    dock,
     calibrate,
 ):
     app.command()(command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,12 @@ def make_model(kind: str, **options: Any) -> Any:
             for x in model.tr_final_layer[-1].parameters():
                 x.mul_(0.02)
     return model
+
+
+@cache
+def kept_model(kind: str, confidence_mode: bool) -> Any:
+    """Return a model that is made once, for code that sets its weights."""
+    return make_model(kind, confidence_mode=confidence_mode)
 
 
 def screen(sizes: Sequence[tuple[int, int]] = SIZES, **options: Any) -> list[Any]:

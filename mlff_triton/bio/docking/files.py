@@ -1,0 +1,292 @@
+"""Docking of all ligands in a file to a receptor, resumably."""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mlff_triton._common.files import fingerprint, path_of
+from mlff_triton._common.text import first_line
+from mlff_triton._common.torch_settings import with_own_settings
+from mlff_triton._common.version import __version__
+from mlff_triton.bio.docking.ligands import Record, failed, molecule_of, tasks_of, written
+from mlff_triton.bio.docking.package import (
+    CONFIGURATION,
+    Loaded,
+    Package,
+    check_installed,
+    diffusion_of,
+    find_code,
+    find_models,
+)
+from mlff_triton.bio.docking.screening import Judge, Poses, dock
+from mlff_triton.bio.patch import accelerate
+from mlff_triton.errors import InputError, UnsupportedModelError
+from mlff_triton.jobs.job import Job, Progress, Workers, run
+from mlff_triton.jobs.workers import Done
+
+
+class LigandWarning(UserWarning):
+    """A ligand has no poses; the message says why."""
+
+
+def dock_files(
+    receptor: str | Path,
+    ligands: str | Path,
+    out: str | Path,
+    *,
+    model: str | Path,
+    confidence: str | Path | None = None,
+    code: str | Path | None = None,
+    configuration: str | Path | None = None,
+    samples: int = 10,
+    steps: int | None = None,
+    seed: int = 0,
+    batch: int = 32,
+    device: str = "auto",
+    workers: int | None = None,
+    scheduler: str | None = None,
+    overwrite: bool = False,
+    show: Callable[[Progress], None] = lambda _: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Progress:
+    """Dock all ligands of an SDF file to a receptor by DiffDock.
+
+    Graphs are made by DiffDock's own code, which must be at hand. Poses follow each other in the
+    order of the input, best first, with the properties ``record`` (number of the ligand), ``rank``
+    and ``confidence``. A ligand that cannot be read or docked is a record without atoms and with
+    the property ``error``. If a call is interrupted, even by SIGKILL, an equal call continues it.
+
+    Parameters
+    ----------
+    receptor : str or path
+        PDB file.
+    ligands : str or path
+        SDF file, gzipped or not. Their positions are not used.
+    out : str or path
+        SDF file to write. It appears when it is complete.
+    model : str or path
+        Folder of a score model of DiffDock, or one with ``score_model`` and ``confidence_model``.
+    confidence : str or path, optional
+        Folder of a confidence model, by which poses are ranked.
+    code : str or path, optional
+        Folder of DiffDock's code; by default that in the environment variable DIFFDOCK.
+    configuration : str or path, optional
+        Settings of DiffDock's ``inference.py``; by default ``default_inference_args.yaml`` in the
+        folder of the code, if there is one.
+    samples : int
+        Poses of each ligand.
+    steps : int, optional
+        Steps of the diffusion; by default those of the configuration, or 20.
+    seed : int
+        Seed of all random numbers. Those of a ligand depend on it and on the ligand's number.
+    batch : int
+        Ligands in a batch.
+    device, workers, scheduler, overwrite, show, stop
+        As for `mlff_triton.predict_files`.
+
+    Returns
+    -------
+    Progress
+        Numbers of ligands and errors, and whether the output is complete.
+
+    Raises
+    ------
+    InputError
+        If an option is invalid, a file cannot be read, or a package is missing.
+    CheckpointError
+        If a model cannot be loaded.
+    BackendError
+        If the device or the scheduler is unavailable, or workers die repeatedly.
+    OutputError
+        If the output exists or cannot be written, or was begun with other options or input.
+
+    Examples
+    --------
+    >>> dock_files("receptor.pdb", "ligands.sdf", "poses.sdf", model="workdir/v1.1")
+    """
+    if samples < 1 or batch < 1 or (steps is not None and steps < 1):
+        raise InputError("samples, steps and batch must be at least 1")
+    if not 0 <= seed < 2**63:
+        raise InputError(f"seed={seed} is not valid: use 0 to {2**63 - 1}")
+    target, source = path_of(receptor), path_of(ligands)
+    for path in (target, source):
+        if not path.is_file():
+            raise InputError(f"there is no file {path}")
+    folder = find_code(None if code is None else path_of(code))
+    scores, judge = find_models(path_of(model), None if confidence is None else path_of(confidence))
+    own = folder / CONFIGURATION
+    chosen = own if own.is_file() else None
+    if configuration is not None:
+        chosen = path_of(configuration)
+    check_installed()
+    work = Docking(
+        target.absolute(),
+        folder,
+        scores,
+        judge,
+        None if chosen is None else chosen.absolute(),
+        samples,
+        steps,
+        seed,
+    )
+    settings: dict[str, str | int | float | bool | None] = {
+        "job": "dock",
+        "version": __version__,
+        "receptor contents": zlib.crc32(target.read_bytes()),
+        "model files": fingerprint(scores),
+        "confidence files": None if judge is None else fingerprint(judge),
+        "batch": batch,
+    }
+    for field in fields(work):
+        value = getattr(work, field.name)
+        settings[field.name] = str(value) if isinstance(value, Path) else value
+    job = Job(lambda: tasks_of(source, batch), work, path_of(out), settings)
+    place = Workers(device, workers, scheduler)
+    return run(job, place, overwrite=overwrite, show=show, stop=stop)
+
+
+@dataclass(frozen=True)
+class Docking:
+    """The computation of `dock_files`; its attributes are arguments of that function."""
+
+    receptor: Path
+    code: Path
+    model: Path
+    confidence: Path | None
+    configuration: Path | None
+    samples: int
+    steps: int | None
+    seed: int
+
+    def start(self, device: str) -> Callable[[list[Record]], Done]:
+        """Load what docking needs, and return the function that docks the ligands of records."""
+        return Docker(self, torch.device(device)).docked
+
+    def nothing(self) -> list[Record]:
+        """Return no records."""
+        return []
+
+    def parts(self, records: list[Record]) -> list[list[Record]]:
+        """Return two halves of a list of records, or the list itself if it has one record."""
+        middle = len(records) // 2
+        return [records[:middle], records[middle:]] if middle else [records]
+
+    def lost(self, records: list[Record], reason: str) -> Done:
+        """Return an error for each record."""
+        return done_of(records, [reason] * len(records))
+
+    def merged(self, payloads: Sequence[bytes]) -> bytes:
+        """Return the results of parts as those of their task."""
+        return b"".join(payloads)
+
+
+def done_of(records: Sequence[Record], results: Sequence[bytes | str]) -> Done:
+    """Return the poses of ligands, or errors as texts, as results of a task."""
+    payload, lines = [], []
+    for record, result in zip(records, results, strict=True):
+        if isinstance(result, bytes):
+            payload.append(result)
+            continue
+        payload.append(failed(record, result))
+        lines.append(f"ligand {record.number} ({record.name}): {result}")
+        warnings.warn(lines[-1], LigandWarning, stacklevel=2)
+    return Done(b"".join(payload), len(records), len(lines), lines[0] if lines else "")
+
+
+def attempt(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function returns, or the first line of its error."""
+    try:
+        return function(*arguments)
+    except InputError as error:
+        return first_line(error)
+
+
+class Docker:
+    """Models and a receptor on a device.
+
+    Parameters
+    ----------
+    work : Docking
+        Settings.
+    device : torch.device
+        Device.
+
+    Raises
+    ------
+    InputError, CheckpointError
+        If something is missing, or cannot be read.
+    """
+
+    @with_own_settings
+    def __init__(self, work: Docking, device: torch.device) -> None:
+        self.work, self.package = work, Package(work.code)
+        self.scores = self.package.load(work.model, device)
+        self.diffusion = diffusion_of(self.scores, work.configuration, work.steps)
+        self.receptor, embeddings = self.package.receptor(work.receptor, self.scores)
+        self.judge: Loaded | None = None
+        self.judged = self.receptor
+        if work.confidence is not None:
+            self.judge = self.package.load(work.confidence, device, confidence=True)
+            if not self.judge.get("use_original_model_cache", False):
+                self.judged, _ = self.package.receptor(work.receptor, self.judge, embeddings)
+        for loaded in (self.scores, self.judge):
+            if loaded is not None and device.type == "cuda":
+                try:
+                    accelerate(loaded.model)
+                except UnsupportedModelError as error:
+                    warnings.warn(f"not accelerated: {first_line(error)}", stacklevel=2)
+
+    def docked(self, records: list[Record]) -> Done:
+        """Dock the ligands of records."""
+        molecules = [attempt(molecule_of, record, self._seed(record)) for record in records]
+        readable = [k for k, molecule in enumerate(molecules) if not isinstance(molecule, str)]
+        found = self._docked([records[k] for k in readable], [molecules[k] for k in readable])
+        results: list[bytes | str] = list(molecules)
+        for k, result in zip(readable, found, strict=True):
+            results[k] = result
+        return done_of(records, results)
+
+    def _docked(self, records: list[Record], molecules: list[Any]) -> list[bytes | str]:
+        """Return the poses of molecules; if a batch fails, those of one after another."""
+        try:
+            found = self._poses(records, molecules)
+        except Exception as error:  # noqa: BLE001 - the package raises many kinds
+            if len(records) == 1:
+                return [first_line(error) or type(error).__name__]
+            pairs = zip(records, molecules, strict=True)
+            return [result for pair in pairs for result in self._docked([pair[0]], [pair[1]])]
+        center = self.receptor.original_center.cpu().numpy()
+        write = partial(written, center=center, heavy=self.scores.settings.remove_hs)
+        return [attempt(write, *each) for each in zip(records, molecules, found, strict=True)]
+
+    @with_own_settings
+    def _poses(self, records: list[Record], molecules: list[Any]) -> list[Poses]:
+        """Return the poses of molecules."""
+        complexes = [self.package.complex(m, self.receptor, self.scores) for m in molecules]
+        judge = None
+        if self.judge is not None:
+            judged = [self.package.complex(m, self.judged, self.judge) for m in molecules]
+            judge = Judge(self.judge.model, judged, self.judge.get("crop_beyond"))
+        return dock(
+            self.scores.model,
+            complexes,
+            self.diffusion,
+            samples=self.work.samples,
+            seeds=[self._seed(record) for record in records],
+            judge=judge,
+            poses=max(1, len(records)) * self.work.samples,
+        )
+
+    def _seed(self, record: Record) -> int:
+        """Return the seed of a ligand."""
+        state = np.random.SeedSequence([self.work.seed, record.number]).generate_state(2)
+        return int(state[0]) << 31 | int(state[1]) >> 1
