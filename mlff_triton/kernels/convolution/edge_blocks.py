@@ -231,6 +231,13 @@ def load_output(outputs_ptr, index):
 
 
 @triton.jit
+def part_of(block, n_blocks, column, count, part, D: tl.constexpr):
+    """Return first block, first column and number of the channels from a part of an output on."""
+    start = part * _CHANNELS
+    return block + part * n_blocks, column + start * D, count - start
+
+
+@triton.jit
 def load_hidden(inputs, sizes, edges, K0: tl.constexpr, K1: tl.constexpr, PRECISION: tl.constexpr):
     """Return hidden values of edges: parts [M, K0] and [M, K1], and units [M, 1] of halves."""
     edge, live, _, _ = edges

@@ -32,6 +32,11 @@ from mlff_triton.kernels.convolution.channel_gradients import (
 )
 from mlff_triton.kernels.convolution.channel_messages import channel_node_gradient, channel_sums
 from mlff_triton.kernels.convolution.channel_plan import ChannelPlan, channel_plan_of
+from mlff_triton.kernels.convolution.coupled_gradients import (
+    coupled_gradient,
+    matrix_gradient,
+    node_gradient,
+)
 from mlff_triton.kernels.convolution.coupling_matrices import coupling_matrices, harmonics_gradient
 from mlff_triton.kernels.convolution.edge_blocks import (
     MAX_HIDDEN,
@@ -39,13 +44,7 @@ from mlff_triton.kernels.convolution.edge_blocks import (
     PackedWeight,
     pack_weight,
 )
-from mlff_triton.kernels.convolution.edge_gradients import (
-    coupled_gradient,
-    hidden_gradient,
-    matrix_gradient,
-    node_gradient,
-    weight_gradient,
-)
+from mlff_triton.kernels.convolution.edge_gradients import hidden_gradient, weight_gradient
 from mlff_triton.kernels.convolution.edge_messages import edge_messages
 from mlff_triton.kernels.convolution.graphs import (
     check_graph,
