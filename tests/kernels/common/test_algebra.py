@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numba.core.errors import TypingError
 
 from mlff_triton.kernels.common.cpu.algebra import algebra, double, larger, smaller
-from mlff_triton.kernels.common.cpu.compilation import loop
+from mlff_triton.kernels.common.cpu.compilation import allocating_loop, loop
 from mlff_triton.kernels.common.cpu.vectors import lanes_of, load_three, store_all
 
 
@@ -111,3 +112,19 @@ def test_elements_are_written_in_the_precision_of_their_array(dtype, step):
     expected = np.arange(6, dtype=dtype)
     expected[: 3 * step : step] = (expected[: 3 * step : step] * 2.5).astype(dtype)
     np.testing.assert_array_equal(x, expected)
+
+
+def fill_by_array(out, first, last):
+    values = np.empty(3)
+    for i in range(first, last):
+        values[0] = i
+        out[i] = values[0]
+
+
+def test_arrays_are_made_where_they_are_counted():
+    """Elsewhere, they would never be freed, so the compiler refuses to make them."""
+    out = np.full(3, np.nan)
+    allocating_loop(fill_by_array)(out, 0, 3)
+    np.testing.assert_array_equal(out, [0, 1, 2])
+    with pytest.raises(TypingError, match="empty"):
+        loop(fill_by_array)(out, 0, 3)

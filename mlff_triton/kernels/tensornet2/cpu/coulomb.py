@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.kernels.common.cpu.algebra import algebra
-from mlff_triton.kernels.common.cpu.compilation import inlined, loop, run
+from mlff_triton.kernels.common.cpu.compilation import allocating_loop, inlined, run
 from mlff_triton.kernels.common.cpu.vectors import (
     lanes_of,
     load_vector,
@@ -122,7 +122,7 @@ def _pair_factors(squared, own, factor, along, count):
         factor[own] = along[own] = 0.0
 
 
-@loop
+@allocating_loop
 def _coulomb_pairs(
     positions, charges, weights, places, bounds, lanes, potential, forces, atoms, first, last
 ):
@@ -168,7 +168,7 @@ def _coulomb_pairs(
         atoms[6, i] = (x * gy + y * gx) / 2
 
 
-@loop
+@allocating_loop
 def _coulomb_edges(
     charges, weights, slot_begin, slot_end, senders, direction, distance, constants, order,
     grad_charges, forces, atoms, first, last,
