@@ -72,7 +72,7 @@ def run_convolution(lab: Lab, names: Sequence[str], implementations: Sequence[st
             way = implementation.removesuffix(GRAPH).removesuffix(BACKWARD)
             if way == "luna" and mixes:  # which keeps channels
                 continue
-            obstacle = _obstacle(way, implementation, lab.device)
+            obstacle = _obstacle(way, implementation, lab.device, mixes=mixes)
             if obstacle is not None:
                 lab.skip(f"{BENCH} {name} {implementation}", obstacle)
             elif lab.budget.left <= 0:
@@ -82,11 +82,13 @@ def run_convolution(lab: Lab, names: Sequence[str], implementations: Sequence[st
                 run_one(lab, name, way, implementation)
 
 
-def _obstacle(way: str, implementation: str, device: torch.device) -> str | None:
+def _obstacle(way: str, implementation: str, device: torch.device, *, mixes: bool) -> str | None:
     if way in PACKAGES and find_spec(PACKAGES[way]) is None:
         return f"{PACKAGES[way]} is not installed"
     if implementation.endswith(GRAPH) and device.type != "cuda":
         return "no GPU"
+    if way == "openequivariance" and implementation.endswith(GRAPH) and not mixes:
+        return "its graphs of products that keep channels access memory that is not theirs"
     return triton_obstacle(device) if way == OURS else None
 
 

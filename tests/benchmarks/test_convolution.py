@@ -95,6 +95,15 @@ def test_what_cannot_run_is_skipped_with_the_reason(lab, monkeypatch, capfd):
     assert not read_rows(lab.results.path("convolution"))
 
 
+def test_graphs_that_kill_the_process_are_not_run(monkeypatch):
+    monkeypatch.setattr(convolution, "find_spec", lambda _: True)
+    gpu, graph = torch.device("cuda"), "openequivariance-graph"
+    obstacle = convolution._obstacle("openequivariance", graph, gpu, mixes=False)
+    assert obstacle is not None
+    assert "access memory" in obstacle
+    assert convolution._obstacle("openequivariance", graph, gpu, mixes=True) is None
+
+
 def test_layouts_are_undone():
     irreps = read_irreps("2x0e + 3x1o")
     rows = torch.arange(22.0).reshape(2, 11)
