@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -19,8 +20,11 @@ def children(of: int | None = None, *, patience: float = 0.0) -> list[int]:
 
 
 def _children(process: int) -> list[int]:
-    files = Path(f"/proc/{process}/task").glob("*/children")
-    return [int(child) for file in files for child in file.read_text().split()]
+    found: list[int] = []
+    for file in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):  # a thread may have ended
+            found.extend(map(int, file.read_text().split()))
+    return found
 
 
 def is_alive(process: int) -> bool:

@@ -35,7 +35,6 @@ from mlff_triton.kernels.common.cache_keys import settle_key
 from mlff_triton.kernels.common.child import Task
 from mlff_triton.kernels.common.compilers import (
     Compilers,
-    n_cores,
     remember_compiled,
     take_compilers,
 )
@@ -79,9 +78,9 @@ def compile_ahead(launch: Callable[[], object]) -> None:
 
 
 def _compile(launch: Callable[[], object]) -> None:
-    """Compile the kernels of a function in as many threads as there are cores, and keep them."""
-    pool = ThreadPoolExecutor(n_cores(), "compile-kernels")
+    """Compile the kernels of a function in threads, one per core, and keep them."""
     compilers = take_compilers()
+    pool = ThreadPoolExecutor(compilers.count, "compile-kernels")  # so that each has a process
     try:
         compilations = _submitted(launch, pool, compilers)
         _wait([future for future, _ in compilations])

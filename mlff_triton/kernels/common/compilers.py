@@ -32,8 +32,8 @@ from mlff_triton._common.child_process import HIDDEN, can_start, receive, send
 from mlff_triton._common.version import __version__
 from mlff_triton.kernels.common.child import START, Task
 
-MOST = 16  # processes
-START_TIME = 10.0  # s; a process that is not ready by then counts as failed
+MOST = 12  # processes; 16 take longer on 16 cores, as compilers of launchers run beside them
+START_TIME = 30.0  # s; a process that is not ready by then counts as failed
 PATIENCE = 120.0  # s for one kernel
 GRACE = 5.0  # s to end before it is killed
 IDLE = 60.0  # s after which processes end that were started early and never used
@@ -51,12 +51,17 @@ class Compilers:
 
     Parameters
     ----------
+    n_cores : int
+        Number of cores that they may use.
+
+    Attributes
+    ----------
     count : int
-        Number of processes, at most `MOST`; none are started for fewer than two.
+        Number of processes, one per core and at most `MOST`. A single one is not started.
     """
 
-    def __init__(self, count: int) -> None:
-        self._count = min(count, MOST)
+    def __init__(self, n_cores: int) -> None:
+        self.count = min(n_cores, MOST)
         self._process: subprocess.Popen[bytes] | None = None
         self._is_started = False
         self._all: list[_Compiler] = []
@@ -73,7 +78,7 @@ class Compilers:
         if self._is_started:
             return
         self._is_started = True
-        if self._count < 2 or not hasattr(os, "fork") or not can_start():
+        if self.count < 2 or not hasattr(os, "fork") or not can_start():
             return
         try:
             self._start(list(modules))
@@ -82,7 +87,7 @@ class Compilers:
             self.stop()
 
     def _start(self, modules: list[str]) -> None:
-        pairs = [socket.socketpair() for _ in range(self._count)]
+        pairs = [socket.socketpair() for _ in range(self.count)]
         self._all = [_Compiler(own) for own, _ in pairs]
         theirs = [other.fileno() for _, other in pairs]
         try:
