@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.bio import alignment, models, pairs
+from benchmarks.bio import alignment, docking, models, pairs
 from benchmarks.bio import encoders as bio
 from benchmarks.calculators import fidelity
 from benchmarks.calculators.ase_calculator import ASE
@@ -50,6 +50,7 @@ BENCHES = (
     "models",
     "pairs",
     convolution.BENCH,
+    docking.BENCH,
     "fidelity",
     "alignment",
     "md",
@@ -141,6 +142,8 @@ def _run(options: argparse.Namespace) -> int:
     pairs.run_pairs(lab, *_named(options, pairs.BENCH, pairs.CASES, pairs.IMPLEMENTATIONS))
     convolved = _named(options, convolution.BENCH, convolution.CASES, convolution.IMPLEMENTATIONS)
     convolution.run_convolution(lab, *convolved)
+    docked = _named(options, docking.BENCH, docking.CASES, docking.IMPLEMENTATIONS)
+    docking.run_docking(lab, *docked)
     simulated, names = _named(options, "fidelity", fidelity.CASES, fidelity.SIMULATIONS)
     fidelity.run_fidelity(lab, simulated, [fidelity.SIMULATIONS[name] for name in names])
     seed = int(time.time()) if options.seed is None else options.seed
@@ -183,6 +186,7 @@ def select(options: argparse.Namespace) -> tuple[list[Case], list[Operator], lis
     names += models.CASES if "models" in benches else ()
     names += pairs.CASES if pairs.BENCH in benches else ()
     names += convolution.CASES if convolution.BENCH in benches else ()
+    names += docking.CASES if docking.BENCH in benches else ()
     names += alignment.CASES if "alignment" in benches else ()
     names += MD_CASES if "md" in benches else ()
     names += trained.CASES if training.BENCH in benches else ()
@@ -238,7 +242,7 @@ def _only(options: argparse.Namespace) -> list[str]:
     names += md.IMPLEMENTATIONS
     given = options.only.split(",") if options.only else []
     names += [*bio.IMPLEMENTATIONS, *models.IMPLEMENTATIONS, *pairs.IMPLEMENTATIONS]
-    names += convolution.IMPLEMENTATIONS
+    names += [*convolution.IMPLEMENTATIONS, *docking.IMPLEMENTATIONS]
     names += [*alignment.METHODS, *training.IMPLEMENTATIONS, *cpu.IMPLEMENTATIONS]
     return _known(given, names, "implementation")
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.lab import cpu_tables, tables
+from benchmarks.lab import cpu_tables, docking_table, tables
 from benchmarks.lab.schema import read_rows
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "predictions": tables.predictions_table,
     "pairs": tables.pairs_table,
     "convolution": tables.convolution_table,
+    "docking": docking_table.docking_table,
     "bio-fidelity": partial(errors_table, bench="bio-fidelity"),
     "alignment": tables.alignment_table,
     "alignment-batches": tables.cells_table,

@@ -18,6 +18,7 @@ from benchmarks.lab.cells import (
     speed_cell,
     times_in_ms,
 )
+from benchmarks.lab.docking_table import docking_table
 from benchmarks.lab.schema import Row, bytes_of, read_rows
 from benchmarks.lab.selection import (
     ACCELERATED,
@@ -106,6 +107,7 @@ def tables(folder: Path) -> str:
         predictions_table(folder),
         pairs_table(folder),
         convolution_table(folder),
+        docking_table(folder),
     ]
     parts += [alignment_table(folder), cells_table(folder)]
     parts += [table(folder) for table in cpu_tables.TABLES.values()]

@@ -1,0 +1,65 @@
+"""Bench ``docking`` with small models and complexes."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from benchmarks.lab.docking_table import docking_table
+from benchmarks.lab.lab import Lab
+from benchmarks.lab.schema import Results, read_rows
+from mlff_triton._common.timing import environment
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of TorchScript, which e3nn compiles when it is imported
+    e3nn = pytest.importorskip("e3nn", reason="e3nn is not installed")
+    pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
+    from benchmarks.bio import docking
+    from benchmarks.bio import docking_complexes as inputs
+    from tests.bio.models.diffdock import support
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    sizes = {"ns": 4, "nv": 2, "num_conv_layers": 2, "dynamic_max_cross": False}
+    for name, value in (("ATOMS", 9), ("RESIDUES", 12), ("NEIGHBORS", 3), ("SIZES", sizes)):
+        monkeypatch.setattr(inputs, name, value)
+    for name, value in (("SAMPLES", 3), ("SHARED", 2), ("STEPS", 2), ("POSES", 2)):
+        monkeypatch.setattr(docking, name, value)
+    monkeypatch.setattr(docking, "clean_up", lambda _: None)  # which takes most of the time
+    for name in ("radius", "radius_graph"):
+        monkeypatch.setattr(support.models, name, getattr(support.models, name))
+    before = e3nn.get_optimization_defaults()["jit_script_fx"]
+    e3nn.set_optimization_defaults(jit_script_fx=False)
+    docking.truth.cache_clear()
+    docking.poses_as_shipped.cache_clear()
+    device = torch.device("cpu")
+    made = Lab(device, environment(device), Results(tmp_path))
+    made.budget.sampling = 0.0
+    yield made
+    e3nn.set_optimization_defaults(jit_script_fx=before)
+    docking.truth.cache_clear()
+    docking.poses_as_shipped.cache_clear()
+
+
+@pytest.mark.parametrize("case", ["score-v1-0.7", "layer-v1", "screen-L-64"])
+def test_cases(lab, monkeypatch, tmp_path, case):
+    if case.startswith("screen"):
+        monkeypatch.setitem(docking.CASES, case, docking.Screen("CGModel", 3))
+    docking.run_docking(lab, [case], [docking.OURS, docking.REFERENCE])
+    rows = read_rows(tmp_path / "docking.csv")
+    assert [(row.case, row.impl, row.gate) for row in rows] == [
+        (case, "accelerated", "pass"),
+        (case, "reference", "pass"),
+    ]
+    assert f"| {case} |" in docking_table(tmp_path)
+    assert all(row.ms_p50 and row.error < 1e-4 for row in rows)
+
+
+def test_wrong_results_have_no_time(lab, monkeypatch, tmp_path):
+    monkeypatch.setattr(docking, "LIMIT", -1.0)
+    docking.run_docking(lab, ["layer-v1"], [docking.OURS])
+    (row,) = read_rows(tmp_path / "docking.csv")
+    assert (row.gate, row.ms_p50) == ("fail", None)
