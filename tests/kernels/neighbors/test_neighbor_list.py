@@ -31,10 +31,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim
 RADIUS = 3.0
 
 
+SIZES = {} if torch.cuda.is_available() else {"atoms_per_program": 32}
+"""The interpreter runs fewest programs fastest, so they are large."""
+
+
 def build_rows(*inputs, **named) -> NeighborMatrix:
-    """Call the operator; the interpreter runs fewest programs fastest, so make them large."""
-    sizes = {} if torch.cuda.is_available() else {"atoms_per_program": 32}
-    return operator.build_rows(*inputs, **named, **sizes)
+    return operator.build_rows(*inputs, **named, **SIZES)
 
 
 def check(structures, device, radius: float = RADIUS, capacity: int = 40) -> NeighborMatrix:
@@ -180,7 +182,7 @@ def test_a_shorter_list_of_the_same_atoms(kind, device):
     rows = build_rows(*inputs, RADIUS, 40)
     short = rows.shorter(8)
     boxes = Boxes(cell, pbc.view(torch.uint8), torch.tensor([0, 63], device=device))
-    operator.fill_rows(rows, positions, batch, boxes, RADIUS, shorter=(short, 1.7))
+    operator.fill_rows(rows, positions, batch, boxes, RADIUS, shorter=(short, 1.7), **SIZES)
     assert_same(rows, build_rows(*inputs, RADIUS, 40))
     assert 1 < int(short.needed) <= 8
     assert_same(short, reference.build_rows(*inputs, 1.7, 8, rows.order))

@@ -81,7 +81,8 @@ def test_triangle_attention(size, node, precision, device):
     In float32, that holds in the sizes of models: from 64 channels on, in heads of 16 or more. The
     sums of PyTorch are better the shorter they are, and halves, which lack a bit of float32, not.
     With 64 channels, errors are 0.97 times those of PyTorch on a CPU, give or take 0.02 from one
-    draw of weights to the next, so several are joined.
+    draw of weights to the next, so several are joined. The ending node has sums of the same sizes,
+    which the interpreter need not compare again.
     """
     batch, n, channels, heads, dim = size
 
@@ -101,7 +102,8 @@ def test_triangle_attention(size, node, precision, device):
         return found, z + update, z.float() + own.cpu(), update
 
     single = precision == torch.float32
-    is_compared = not single or (channels >= 64 and dim >= 16)
+    is_large, is_quick = channels >= 64 and dim >= 16, node == "starting" or device == "cuda"
+    is_compared = not single or (is_large and is_quick)
     n_runs = 4 if single and is_compared else 1
     found, exact, own, update = pooled(compare, batch * n * n, n_runs)
     if is_compared:

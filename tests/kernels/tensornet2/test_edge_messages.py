@@ -40,7 +40,7 @@ CASES = [
     (40, 16, 70, False),
     (3, 128, 5, True),
     (2, 256, 5, False),
-    (150, 16, 5, True),
+    (70, 16, 5, True),
     pytest.param(3000, 128, 60, True, marks=pytest.mark.gpu),
     pytest.param(700, 256, 60, False, marks=pytest.mark.gpu),
     pytest.param(700, 64, 60, False, marks=pytest.mark.gpu),
