@@ -4,8 +4,9 @@ Cases of DiffDock are its six layers, with the number of edges in their names; t
 the largest degree of features and the number of atoms, with 50 neighbors each. Inputs are random.
 All compute means in float32. In DiffDock, the last layer of the network that makes weights of edges
 is part of every call. In MACE, weights depend on the distance alone: ours look them up in a
-table, and peers read weights that were computed before and outside of the time. Our operators are
-`edge_convolution` for DiffDock and `radial_convolution` for MACE.
+table, and peers read weights that were computed before and outside of the time. Peers that make
+them by the last layer of a network of 64 hidden values, as MACE does, are in the cases named
+"network". Our operators are `edge_convolution` for networks and `radial_convolution` for tables.
 
 The truth is our reference in float64, which tests compare with e3nn. An error is the largest one of
 an output, or of any gradient, over its largest true value. The suffix ``-graph`` names calls that a

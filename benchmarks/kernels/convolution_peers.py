@@ -81,11 +81,11 @@ def cuequivariance(problem: Problem) -> Convolution:
     receivers, n_nodes = problem.receivers, len(row_ptr) - 1
     counts = row_ptr.diff().clamp(min=1)[:, None]
 
-    def convolve(node: Tensor, edge_sh: Tensor, weights: Tensor) -> Tensor:
+    def convolve(node: Tensor, edge_sh: Tensor, *network: Tensor) -> Tensor:
         sums = product(
             node,
             edge_sh,
-            weights,
+            edge_weights(network),
             indices_1=senders,
             indices_out=receivers,
             size_out=n_nodes,
@@ -137,8 +137,8 @@ def luna(problem: Problem) -> Convolution:
     graph = layer.create_graph(senders, problem.receivers, len(row_ptr) - 1)
     counts = row_ptr.diff().clamp(min=1)[:, None]
 
-    def convolve(node: Tensor, edge_sh: Tensor, weights: Tensor) -> Tensor:
-        out: Tensor = layer(node, edge_sh, weights, graph=graph)
+    def convolve(node: Tensor, edge_sh: Tensor, *network: Tensor) -> Tensor:
+        out: Tensor = layer(node, edge_sh, edge_weights(network), graph=graph)
         return out / counts
 
     return convolve

@@ -13,7 +13,7 @@ from mlff_triton.kernels.convolution.types import Instruction, TensorProduct, co
 from mlff_triton.kernels.types.edges import Knots
 
 S, V = 48, 10  # scalars and vectors of DiffDock
-CHANNELS, NEIGHBORS = 128, 50  # of MACE
+CHANNELS, NEIGHBORS, HIDDEN = 128, 50, 64  # of MACE
 PER_RECEIVER = 24  # edges, in DiffDock
 CUTOFF = 6.0  # Å
 INTERVALS = 128
@@ -63,11 +63,18 @@ def docking_shapes(s: int = S, v: int = V) -> dict[str, Shape]:
 
 
 def mace_shapes(channels: int = CHANNELS) -> dict[str, Shape]:
-    """Return the convolutions of MACE by the largest degree of its features."""
-    return {f"mace-{degree}": _mace(channels, degree) for degree in (0, 1, 2)}
+    """Return the convolutions of MACE by the largest degree of its features.
+
+    In those named "network", the last layer of the network that makes weights is part of them.
+    """
+    return {
+        f"mace-{degree}{suffix}": _mace(channels, degree, hidden)
+        for suffix, hidden in (("", 0), ("-network", HIDDEN))
+        for degree in (0, 1, 2)
+    }
 
 
-def _mace(channels: int, degree: int) -> Shape:
+def _mace(channels: int, degree: int, hidden: int) -> Shape:
     """Return all paths to natural parities, each with an output of its own, sorted by degree."""
     natural = [f"{l}{'eo'[l % 2]}" for l in range(4)]  # noqa: E741
     paths = [
@@ -83,7 +90,7 @@ def _mace(channels: int, degree: int) -> Shape:
         " + ".join(f"{channels}x{natural[k]}" for _, _, k in paths),
         [(i, j, at, "uvu", True) for at, (i, j, _) in enumerate(paths)],
     )
-    return Shape(product, 0, NEIGHBORS)
+    return Shape(product, hidden, NEIGHBORS)
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,9 @@ def test_shapes_are_those_of_the_models():
     weights = {name: shape.product.n_weights for name, shape in docking_shapes().items()}
     assert (weights["layer-1"], weights["layer-4"]) == (2784, 7128)
     paths = {name: len(shape.product.paths) for name, shape in mace_shapes().items()}
-    assert paths == {"mace-0": 4, "mace-1": 10, "mace-2": 17}
-    assert len(convolution.CASES) == 6 * 3 + 3 * 2
+    of_degrees = {"mace-0": 4, "mace-1": 10, "mace-2": 17}
+    assert paths == of_degrees | {f"{name}-network": n for name, n in of_degrees.items()}
+    assert len(convolution.CASES) == 6 * 3 + 6 * 2
 
 
 def test_references_are_held_against_float64(lab, small, capfd):
