@@ -1,12 +1,15 @@
 """Blocks of edges and channels of a convolution that keeps the channels of nodes.
 
     w_e[u] = hidden_e weight[:, u] + bias[u]        or a radial function of the distance
-    z_e[u, m] = sum_a x_j[u, a] C_e[a, m]
+    C_e[a, m] = sum_b c[a, b, m] s_e[b]
 
-for M edges and `BLOCK` channels u of a group: see `mlff_triton.kernels.convolution.channel_plan`.
-In kernels, either ``packed`` has the pointers of packed weights, or ``table`` those of the
-positions of edges in a radial table, and of the table. Functions take edges as `load_edges` returns
-them.
+for the paths of a job: see `mlff_triton.kernels.convolution.channel_plan`. Weights from a network
+are made for M edges at a time, with blocks [M, C] of C channels and [M, 1]. Those from a table are
+looked up for one edge at a time, with blocks [C] and scalars.
+
+In kernels, ``rows`` has the pointers of nodes, harmonics and senders, and ``source`` those of
+`TabulatedEdges` or of `Network`. A chunk of edges is the index of each, and which of them there
+are. Channels after the last one repeat it.
 """
 
 from __future__ import annotations
@@ -18,185 +21,212 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.dense import accumulator
-from mlff_triton.kernels.common.radial import look_up_function_slopes, look_up_functions
-from mlff_triton.kernels.convolution.channel_plan import ChannelPlan
-from mlff_triton.kernels.convolution.edge_blocks import (
-    PackedWeight,
-    edge_weights,
-    load_hidden,
-    zeros,
-)
+from mlff_triton.kernels.convolution.edge_blocks import PackedWeight, edge_weights, load_hidden
 from mlff_triton.kernels.convolution.plan import BLOCK
+from mlff_triton.kernels.convolution.tabulated_edges import TabulatedEdges
 from mlff_triton.kernels.numerics.rounding import loss_of
 
 _BLOCK = tl.constexpr(BLOCK)
-_FIELDS = tl.constexpr(9)  # of a group of a plan
+_TABLE_EDGES, _NETWORK_EDGES = 1, 16  # at a time
 
 
-class RadialTable(NamedTuple):
-    """Positions of edges in a radial table, and the table.
+class ChannelRows(NamedTuple):
+    """Inputs of nodes and edges, contiguous.
 
     Attributes
     ----------
-    interval : int32 [E]
-        Interval of each distance.
-    fraction, width : [E]
-        Fraction of the interval, and its width in Å.
-    values : [K + 1, 3, weights]
-        Value, slope and secant of each weight at the knots.
+    node : [S, node columns]
+        Rows of nodes, in the order of components.
+    edge_sh : [E, harmonics]
+        Harmonics.
+    senders : int64 or int32 [E]
+        Sending nodes.
     """
 
-    interval: Tensor
-    fraction: Tensor
-    width: Tensor
-    values: Tensor
+    node: Tensor
+    edge_sh: Tensor
+    senders: Tensor
 
 
-Weights = PackedWeight | RadialTable
+class Network(NamedTuple):
+    """Network that makes the weights of edges.
+
+    Attributes
+    ----------
+    hidden : [E, H]
+        Hidden values.
+    packed : PackedWeight
+        Last layer.
+    """
+
+    hidden: Tensor
+    packed: PackedWeight
 
 
-def weight_arguments(weights: Weights) -> tuple[object, ...]:
-    """Return what kernels take for weights: ``packed``, ``table`` and number of columns."""
-    if isinstance(weights, PackedWeight):
-        return weights.tensors, None, len(weights.bias)
-    return None, tuple(weights), weights.values.shape[2]
+Weights = TabulatedEdges | Network
 
 
-def weight_constants(weights: Weights, plan: ChannelPlan) -> dict[str, object]:
+def weight_arguments(weights: Weights) -> tuple[Tensor | None, ...]:
+    """Return the tensors of weights, as kernels take them."""
+    if isinstance(weights, TabulatedEdges):
+        return tuple(weights)
+    return weights.hidden, *weights.packed.tensors
+
+
+def weight_constants(weights: Weights) -> dict[str, object]:
     """Return the compile-time constants of kernels, by their names."""
-    made = {"COMPONENTS": plan.components, "WIDTH": plan.width}
-    if isinstance(weights, RadialTable):
-        made |= {"K0": 16, "K1": 0, "PRECISION": "ieee", "LOSS": (0.0, 0.0, 0.0)}
-        return made | {"ACC": accumulator(weights.values), "TABULATED": True}
-    made |= {"K0": weights.sizes[0], "K1": weights.sizes[1], "PRECISION": weights.precision}
-    made |= {"LOSS": loss_of(weights.weight).halves, "ACC": accumulator(weights.bias)}
-    return made | {"TABULATED": False}
+    if isinstance(weights, TabulatedEdges):
+        made = {
+            "M": _TABLE_EDGES,
+            "H": 0,
+            "COLUMNS": 0,
+            "K0": 16,
+            "K1": 0,
+            "PRECISION": "ieee",
+            "LOSS": (0.0, 0.0, 0.0),
+        }
+        return made | {"ACC": accumulator(weights.table)}
+    packed = weights.packed
+    made = {"M": _NETWORK_EDGES, "H": weights.hidden.shape[1], "COLUMNS": len(packed.bias)}
+    made |= {"K0": packed.sizes[0], "K1": packed.sizes[1], "PRECISION": packed.precision}
+    return made | {"LOSS": loss_of(packed.weight).halves, "ACC": accumulator(packed.bias)}
 
 
 @triton.jit
-def load_group(groups_ptr, index):
-    """Return the fields of a group of a plan."""
-    groups_ptr += index * _FIELDS
-    return (
-        tl.load(groups_ptr),
-        tl.load(groups_ptr + 1),
-        tl.load(groups_ptr + 2),
-        tl.load(groups_ptr + 3),
-        tl.load(groups_ptr + 4),
-        tl.load(groups_ptr + 5),
-        tl.load(groups_ptr + 6),
-        tl.load(groups_ptr + 7),
-        tl.load(groups_ptr + 8),
-    )
+def zero_blocks(N: tl.constexpr, M: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr):
+    """Return N blocks of zeros."""
+    blocks = ()
+    for _ in tl.static_range(N):
+        if M == 1:
+            blocks += (tl.zeros((C,), ACC),)  # type: ignore[assignment]
+        else:
+            blocks += (tl.zeros((M, C), ACC),)  # type: ignore[assignment]
+    return blocks
+
+
+@triton.jit
+def chunk_of(start, last, M: tl.constexpr):
+    """Return M edges from one on, repeating the last one, and which of them there are."""
+    if M == 1:
+        chunk = start, True
+    else:
+        edge = start + tl.arange(0, M)
+        live = (edge < last)[:, None]
+        chunk = tl.minimum(edge, last - 1)[:, None], live  # type: ignore[assignment]
+    return chunk
+
+
+@triton.jit
+def channels_of(block, JOBS: tl.constexpr, J: tl.constexpr, M: tl.constexpr, C: tl.constexpr):
+    """Return the channels of a block, and which of them there are."""
+    channel = block * C + tl.arange(0, C)
+    if M > 1:
+        channel = channel[None, :]
+    inside = channel < JOBS.jobs[J].count
+    if JOBS.jobs[J].count % C > 0:
+        channel = tl.minimum(channel, JOBS.jobs[J].count - 1)
+    return channel, inside
+
+
+@triton.jit
+def load_harmonics(rows, chunk, JOBS: tl.constexpr, J: tl.constexpr, ACC: tl.constexpr):
+    """Return the harmonics that a job needs."""
+    pointers = rows[1] + chunk[0] * JOBS.n_harmonics
+    found = ()
+    for k in tl.static_range(len(JOBS.jobs[J].harmonics)):
+        found += (tl.load(pointers + JOBS.jobs[J].harmonics[k]).to(ACC),)  # type: ignore[assignment]
+    return found
+
+
+@triton.jit
+def load_nodes(rows, chunk, channel, JOBS: tl.constexpr, J: tl.constexpr, ACC: tl.constexpr):
+    """Return the components of sending nodes that a job needs."""
+    sender = tl.load(rows[2] + chunk[0]).to(tl.int64)
+    pointers = rows[0] + sender * JOBS.n_node + channel
+    found = ()
+    for k in tl.static_range(len(JOBS.jobs[J].nodes)):
+        found += (tl.load(pointers + JOBS.jobs[J].nodes[k]).to(ACC),)  # type: ignore[assignment]
+    return found
+
+
+@triton.jit
+def flat(chunk):
+    """Return a chunk of several edges as functions of `edge_blocks` take it."""
+    M: tl.constexpr = chunk[0].shape[0]
+    return tl.reshape(chunk[0], (M,)), tl.reshape(chunk[1], (M,)), 0, 0
 
 
 @triton.jit
 def load_source(
-    inputs,
-    sizes,
-    table,
-    edges,
+    source,
+    chunk,
+    JOBS: tl.constexpr,
+    H: tl.constexpr,
     K0: tl.constexpr,
     K1: tl.constexpr,
     PRECISION: tl.constexpr,
-    TABULATED: tl.constexpr,
 ):
     """Return what weights of edges depend on: hidden values, or positions in the table."""
-    edge, live, _, _ = edges
-    if TABULATED:
-        interval = tl.load(table[0] + edge, live, other=0)[:, None]
-        fraction = tl.load(table[1] + edge, live, other=0.0)[:, None]
-        source = interval, fraction, tl.load(table[2] + edge, live, other=1.0)[:, None]
+    if H > 0:
+        hidden = source[0], source[0], source[0]
+        found = load_hidden(hidden, (0, 0, 0, H), flat(chunk), K0, K1, PRECISION)
     else:
-        source = load_hidden(inputs, sizes, edges, K0, K1, PRECISION)
-    return source
+        interval = tl.load(source[0] + chunk[0]).to(tl.int64)
+        factors = source[1] + chunk[0] * 6
+        knot = source[2] + interval * (3 * JOBS.n_weights)
+        of_value = tl.load(factors), tl.load(factors + 1), tl.load(factors + 2)
+        of_slope = tl.load(factors + 3), tl.load(factors + 4), tl.load(factors + 5)
+        found = knot, of_value, of_slope
+    return found
 
 
 @triton.jit
-def _channels(group, block, edges):
-    """Return channels [1, BLOCK], and which of edges and channels there are, [M, BLOCK]."""
-    channel = block * _BLOCK + tl.arange(0, _BLOCK)[None, :]
-    return channel, edges[1][:, None] & (channel < group[5])
-
-
-@triton.jit
-def channel_weights(
+def path_weights(
+    found,
     source,
-    packed,
-    table,
-    group,
+    channel,
     block,
-    edges,
-    n_columns: tl.constexpr,
+    JOBS: tl.constexpr,
+    J: tl.constexpr,
+    P: tl.constexpr,
+    H: tl.constexpr,
+    COLUMNS: tl.constexpr,
     K0: tl.constexpr,
     K1: tl.constexpr,
     PRECISION: tl.constexpr,
     LOSS: tl.constexpr,
     ACC: tl.constexpr,
-    TABULATED: tl.constexpr,
 ):
-    """Return the weights of edges for a block of channels, [M, BLOCK]."""
-    if TABULATED:
-        channel, mask = _channels(group, block, edges)
-        column = group[7] + channel * group[8]
-        weights = look_up_functions(
-            table[3], source[0], source[1], source[2], column, mask, n_columns
-        )
+    """Return the weights of a path, and for tables their derivatives toward the distance."""
+    if H > 0:
+        packed = source[1], source[2], source[3]
+        column = JOBS.jobs[J].paths[P].block + block
+        weights = edge_weights(found, packed, column, COLUMNS, K0, K1, PRECISION, LOSS, ACC)
+        made = weights, weights
     else:
-        weights = edge_weights(
-            source, packed, group[6] + block, n_columns, K0, K1, PRECISION, LOSS, ACC
-        )
-    return weights
+        F: tl.constexpr = JOBS.n_weights
+        knot, of_value, of_slope = found
+        row = knot + channel * JOBS.jobs[J].paths[P].stride + JOBS.jobs[J].paths[P].weight
+        value = tl.load(row)
+        terms = tl.load(row + F), tl.load(row + 2 * F), tl.load(row + 4 * F)
+        made = value + _blend(of_value, terms), _blend(of_slope, terms)  # type: ignore[assignment]
+    return made
 
 
 @triton.jit
-def channel_slopes(source, table, group, block, edges, n_columns: tl.constexpr):
-    """Return the derivatives of tabulated weights with respect to the distance, [M, BLOCK]."""
-    channel, mask = _channels(group, block, edges)
-    column = group[7] + channel * group[8]
-    return look_up_function_slopes(table[3], source[0], source[1], column, mask, n_columns)
+def _blend(factors, terms):
+    """Return the weighted sum of the first slope, the secant and the second slope."""
+    return factors[0] * terms[0] + factors[1] * terms[1] + factors[2] * terms[2]
 
 
 @triton.jit
-def node_channels(inputs, sizes, group, block, edges, WIDTH: tl.constexpr, ACC: tl.constexpr):
-    """Return the components of sending nodes, [M, BLOCK] each, zero beyond those of the irrep."""
-    channel, mask = _channels(group, block, edges)
-    pointers = inputs[0] + edges[2][:, None] * sizes[1] + group[1] + channel * group[2]
-    found = ()
-    for a in tl.static_range(WIDTH):
-        x = tl.load(pointers + a, mask & (a < group[2]), other=0.0)
-        found += (x.to(ACC),)  # type: ignore[assignment]
-    return found
-
-
-@triton.jit
-def matrix_element(inputs, sizes, group, edges, a, m, D: tl.constexpr, ACC: tl.constexpr):
-    """Return an element of the coupling matrices, [M, 1], zero beyond the irrep's components."""
-    pointers = inputs[1] + edges[0] * sizes[2] + group[3] + a * D + m
-    return tl.load(pointers, edges[1] & (a < group[2]), other=0.0).to(ACC)[:, None]
-
-
-@triton.jit
-def coupled_channels(
-    inputs, sizes, group, x, edges, D: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr
+def coupling_element(
+    sh, JOBS: tl.constexpr, J: tl.constexpr, P: tl.constexpr, a: tl.constexpr, m: tl.constexpr
 ):
-    """Return the D components of coupled rows, [M, BLOCK] each."""
-    z = zeros(x[0].shape[0], _BLOCK, D, ACC)
-    for a in tl.static_range(WIDTH):
-        added = ()
-        for m in tl.static_range(D):
-            c = matrix_element(inputs, sizes, group, edges, a, m, D, ACC)
-            added += (z[m] + x[a] * c,)  # type: ignore[assignment]
-        z = added
-    return z
-
-
-@triton.jit
-def channel_gradients(grad_ptr, n_out, group, block, edges, D: tl.constexpr, ACC: tl.constexpr):
-    """Return the D components of gradients of receivers, [M, BLOCK] each."""
-    channel, mask = _channels(group, block, edges)
-    pointers = grad_ptr + edges[3][:, None] * n_out + group[4] + channel * D
-    found = ()
-    for m in tl.static_range(D):
-        found += (tl.load(pointers + m, mask, other=0.0).to(ACC),)  # type: ignore[assignment]
-    return found
+    """Return an element of the coupling matrices, which has terms."""
+    first = sh[JOBS.jobs[J].paths[P].couplings[a][m][0][0]]
+    total = first * JOBS.jobs[J].paths[P].couplings[a][m][0][1]
+    for k in tl.static_range(1, len(JOBS.jobs[J].paths[P].couplings[a][m])):
+        harmonic = sh[JOBS.jobs[J].paths[P].couplings[a][m][k][0]]
+        total += harmonic * JOBS.jobs[J].paths[P].couplings[a][m][k][1]
+    return total

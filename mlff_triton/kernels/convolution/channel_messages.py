@@ -1,10 +1,10 @@
-"""Sums of messages of a convolution that keeps the channels of nodes, and gradients of nodes.
+"""Sums of messages of a convolution that keeps the channels of nodes.
 
-    y_i[u, m]      = sum_e w_e[u] z_e[u, m]                       over the edges that i receives
-    grad x_j[u, a] = sum_e w_e[u] sum_m C_e[a, m] g_e[u, m]       over the edges that j sends
+    y_i[u, m] = sum_e w_e[u] sum_a x_j[u, a] C_e[a, m]            over the edges that i receives
 
-A program sums the edges of one node, several at a time, for a block of channels. Messages are never
-stored.
+A program sums the edges of one receiver, in order, for a block of channels and the outputs of a
+job. Messages are never stored. Programs that run at the same time have one job, so their part of a
+radial table stays in the caches.
 """
 
 from __future__ import annotations
@@ -15,332 +15,197 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.convolution.channel_blocks import (
+    ChannelRows,
+    TabulatedEdges,
     Weights,
-    channel_gradients,
-    channel_weights,
-    coupled_channels,
-    load_group,
+    channels_of,
+    chunk_of,
+    coupling_element,
+    load_harmonics,
+    load_nodes,
     load_source,
-    matrix_element,
-    node_channels,
+    path_weights,
     weight_arguments,
     weight_constants,
+    zero_blocks,
 )
-from mlff_triton.kernels.convolution.channel_plan import ChannelPlan
-from mlff_triton.kernels.convolution.edge_blocks import EdgeInputs, zeros
+from mlff_triton.kernels.convolution.channel_plan import jobs_by_output
 from mlff_triton.kernels.convolution.graphs import mean_of, output_buffer
 from mlff_triton.kernels.convolution.plan import BLOCK
 from mlff_triton.kernels.convolution.types import TensorProduct
 
-_BLOCK = tl.constexpr(BLOCK)
-_EDGES = 16  # of a node, at a time
+_RUN = tl.constexpr(8)
+"""Chunks of edges that are summed before their sum is added, which halves rounding errors."""
+
+_TABLE_COMPONENTS, _TABLE_CHANNELS, _TABLE_WARPS = 16, 64, 1
+_NETWORK_COMPONENTS, _NETWORK_WARPS = 8, 4
+
+
+@triton.jit
+def _add_path(sums, x, sh, weights, JOBS: tl.constexpr, J: tl.constexpr, P: tl.constexpr):
+    """Add the products of a path to the components of its output."""
+    first: tl.constexpr = JOBS.jobs[J].paths[P].output
+    weighted = ()
+    for a in tl.static_range(len(JOBS.jobs[J].paths[P].couplings)):
+        weighted += (weights * x[JOBS.jobs[J].paths[P].node + a],)  # type: ignore[assignment]
+    added = ()
+    for k in tl.static_range(len(JOBS.jobs[J].outputs)):
+        total = sums[k]
+        if (k >= first) and (k < first + len(JOBS.jobs[J].paths[P].couplings[0])):
+            for a in tl.static_range(len(JOBS.jobs[J].paths[P].couplings)):
+                if len(JOBS.jobs[J].paths[P].couplings[a][k - first]) > 0:
+                    total += coupling_element(sh, JOBS, J, P, a, k - first) * weighted[a]
+        added += (total,)  # type: ignore[assignment]
+    return added
 
 
 @triton.jit
 def _write_sums(
-    inputs,
-    sizes,
-    packed,
-    table,
-    groups_ptr,
+    rows,
+    source,
     out_ptr,
     node,
     first,
     last,
-    job,
-    n_columns: tl.constexpr,
-    n_out,
-    D: tl.constexpr,
+    block,
+    JOBS: tl.constexpr,
+    J: tl.constexpr,
     M: tl.constexpr,
-    WIDTH: tl.constexpr,
+    C: tl.constexpr,
+    H: tl.constexpr,
+    COLUMNS: tl.constexpr,
     K0: tl.constexpr,
     K1: tl.constexpr,
     PRECISION: tl.constexpr,
     LOSS: tl.constexpr,
     ACC: tl.constexpr,
-    TABULATED: tl.constexpr,
     MEAN: tl.constexpr,
 ):
-    """Write sums or means of a block of channels over the edges from first to last."""
-    group_start, n_groups, block = job
-    sums = zeros(M, _BLOCK, D, ACC)
-    for index in range(group_start, group_start + n_groups):
-        group = load_group(groups_ptr, index)
-        for start in range(first, last, M):
-            edge = start + tl.arange(0, M)
-            live = edge < last
-            sender = tl.load(inputs[3] + edge, live, other=0).to(tl.int64)
-            edges = edge.to(tl.int64), live, sender, sender
-            source = load_source(inputs, sizes, table, edges, K0, K1, PRECISION, TABULATED)
-            weights = channel_weights(
-                source,
-                packed,
-                table,
-                group,
-                block,
-                edges,
-                n_columns,
-                K0,
-                K1,
-                PRECISION,
-                LOSS,
-                ACC,
-                TABULATED,
-            )
-            x = node_channels(inputs, sizes, group, block, edges, WIDTH, ACC)
-            z = coupled_channels(inputs, sizes, group, x, edges, D, WIDTH, ACC)
-            added = ()
-            for m in tl.static_range(D):
-                added += (sums[m] + weights * z[m],)  # type: ignore[assignment]
-            sums = added
-    group = load_group(groups_ptr, group_start)
-    channel = block * _BLOCK + tl.arange(0, _BLOCK)
-    pointers = out_ptr + node * n_out + group[4] + channel * D
-    for m in tl.static_range(D):
-        total = tl.sum(sums[m], 0)
+    """Write sums or means of a job over the edges from first to last."""
+    channel, inside = channels_of(block, JOBS, J, M, C)
+    sums = zero_blocks(len(JOBS.jobs[J].outputs), M, C, ACC)
+    for begin in range(first, last, _RUN * M):
+        part = zero_blocks(len(JOBS.jobs[J].outputs), M, C, ACC)
+        for start in range(begin, tl.minimum(begin + _RUN * M, last), M):
+            chunk = chunk_of(start, last, M)
+            sh = load_harmonics(rows, chunk, JOBS, J, ACC)
+            x = load_nodes(rows, chunk, channel, JOBS, J, ACC)
+            found = load_source(source, chunk, JOBS, H, K0, K1, PRECISION)
+            for p in tl.static_range(len(JOBS.jobs[J].paths)):
+                weights, _ = path_weights(
+                    found,
+                    source,
+                    channel,
+                    block,
+                    JOBS,
+                    J,
+                    p,
+                    H,
+                    COLUMNS,
+                    K0,
+                    K1,
+                    PRECISION,
+                    LOSS,
+                    ACC,
+                )
+                if M > 1:
+                    weights = tl.where(chunk[1], weights, 0.0)
+                part = _add_path(part, x, sh, weights, JOBS, J, p)
+        added = ()
+        for k in tl.static_range(len(JOBS.jobs[J].outputs)):
+            added += (sums[k] + part[k],)  # type: ignore[assignment]
+        sums = added
+
+    pointers = out_ptr + node * JOBS.n_output
+    for k in tl.static_range(len(JOBS.jobs[J].outputs)):
+        total = sums[k]
+        if M > 1:
+            total = tl.sum(total, 0, keep_dims=True)
         if MEAN:
             total = mean_of(total, last - first)
-        tl.store(pointers + m, total.to(out_ptr.dtype.element_ty), channel < group[5])
+        columns = JOBS.jobs[J].outputs[k][0] + channel * JOBS.jobs[J].outputs[k][1]
+        tl.store(pointers + columns, total.to(out_ptr.dtype.element_ty), inside)
 
 
 @triton.jit
 def _channel_sums_fwd_kernel(
-    inputs,
-    sizes,
-    packed,
-    table,
-    groups_ptr,
-    jobs_ptr,
+    rows,
+    source,
     row_ptr_ptr,
     out_ptr,
-    n_columns: tl.constexpr,
-    n_out,
+    JOBS: tl.constexpr,
+    BLOCKS: tl.constexpr,
     M: tl.constexpr,
-    COMPONENTS: tl.constexpr,
-    WIDTH: tl.constexpr,
+    C: tl.constexpr,
+    H: tl.constexpr,
+    COLUMNS: tl.constexpr,
     K0: tl.constexpr,
     K1: tl.constexpr,
     PRECISION: tl.constexpr,
     LOSS: tl.constexpr,
     ACC: tl.constexpr,
-    TABULATED: tl.constexpr,
     MEAN: tl.constexpr,
 ):
-    """Write sums or means [N, n_out] of receivers. Grid: (receivers, jobs of the outputs)."""
+    """Write sums or means [N, n_output] of receivers. Grid: (receivers, blocks of all jobs)."""
     node = tl.program_id(0).to(tl.int64)
-    first, last = tl.load(row_ptr_ptr + node), tl.load(row_ptr_ptr + node + 1)
-    jobs_ptr += tl.program_id(1) * 3
-    job = tl.load(jobs_ptr), tl.load(jobs_ptr + 1), tl.load(jobs_ptr + 2)
-    components = load_group(groups_ptr, job[0])[0]
-    for each in tl.static_range(len(COMPONENTS)):
-        if components == COMPONENTS[each]:
+    first = tl.load(row_ptr_ptr + node).to(tl.int64)
+    last = tl.load(row_ptr_ptr + node + 1).to(tl.int64)
+    job, block = tl.program_id(1) // BLOCKS, tl.program_id(1) % BLOCKS
+    for j in tl.static_range(len(JOBS.jobs)):
+        if job == j:
             _write_sums(
-                inputs,
-                sizes,
-                packed,
-                table,
-                groups_ptr,
+                rows,
+                source,
                 out_ptr,
                 node,
                 first,
                 last,
-                job,
-                n_columns,
-                n_out,
-                COMPONENTS[each],
+                block,
+                JOBS,
+                j,
                 M,
-                WIDTH,
+                C,
+                H,
+                COLUMNS,
                 K0,
                 K1,
                 PRECISION,
                 LOSS,
                 ACC,
-                TABULATED,
                 MEAN,
             )
 
 
 def channel_sums(
-    inputs: EdgeInputs,
-    weights: Weights,
-    plan: ChannelPlan,
-    row_ptr: Tensor,
-    product: TensorProduct,
-    reduce: str,
+    rows: ChannelRows, weights: Weights, row_ptr: Tensor, product: TensorProduct, reduce: str
 ) -> Tensor:
-    """Return the sums or means of messages [N, output columns], in the dtype of nodes."""
+    """Return sums or means [N, output columns] of messages."""
     n_nodes = len(row_ptr) - 1
-    out = output_buffer(inputs.node, n_nodes, product, inputs.node.dtype)
-    packed, table, n_columns = weight_arguments(weights)
-    if n_nodes and len(plan.output_jobs):
+    out = output_buffer(rows.node, n_nodes, product, rows.edge_sh.dtype)
+    tabulated = isinstance(weights, TabulatedEdges)
+    channels, components = BLOCK, _NETWORK_COMPONENTS
+    if tabulated:
+        components = _TABLE_COMPONENTS
+    elif weights.hidden.dtype == torch.float64:
+        components = 1  # as many as fit on chip
+    jobs = jobs_by_output(product, components)
+    if tabulated:
+        fitting = _TABLE_CHANNELS * 4 // rows.edge_sh.element_size()
+        channels = min(fitting, triton.next_power_of_2(jobs.most_channels))
+    blocks = triton.cdiv(jobs.most_channels, channels)
+    if n_nodes and jobs.jobs:
         with torch.cuda.device_of(out):
-            _channel_sums_fwd_kernel[(n_nodes, len(plan.output_jobs))](
-                tuple(inputs),
-                inputs.sizes,
-                packed,
-                table,
-                plan.groups,
-                plan.output_jobs,
+            _channel_sums_fwd_kernel[(n_nodes, len(jobs.jobs) * blocks)](
+                tuple(rows),
+                weight_arguments(weights),
                 row_ptr,
                 out,
-                n_columns,
-                out.shape[1],
-                M=_EDGES,
-                **weight_constants(weights, plan),
+                JOBS=jobs,
+                BLOCKS=blocks,
+                C=channels,
+                **weight_constants(weights),
                 MEAN=reduce == "mean",
-                num_warps=4,
-                num_stages=1,
-            )
-    return out
-
-
-@triton.jit
-def _add_node_terms(
-    sums,
-    inputs,
-    sizes,
-    packed,
-    table,
-    grad_ptr,
-    edges,
-    group,
-    block,
-    n_columns: tl.constexpr,
-    n_out,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    K0: tl.constexpr,
-    K1: tl.constexpr,
-    PRECISION: tl.constexpr,
-    LOSS: tl.constexpr,
-    ACC: tl.constexpr,
-    TABULATED: tl.constexpr,
-):
-    """Add what some edges and a group contribute to the gradients of a node's components."""
-    source = load_source(inputs, sizes, table, edges, K0, K1, PRECISION, TABULATED)
-    weights = channel_weights(
-        source,
-        packed,
-        table,
-        group,
-        block,
-        edges,
-        n_columns,
-        K0,
-        K1,
-        PRECISION,
-        LOSS,
-        ACC,
-        TABULATED,
-    )
-    grads = channel_gradients(grad_ptr, n_out, group, block, edges, D, ACC)
-    added = ()
-    for a in tl.static_range(WIDTH):
-        total = grads[0] * matrix_element(inputs, sizes, group, edges, a, 0, D, ACC)
-        for m in tl.static_range(1, D):
-            total += grads[m] * matrix_element(inputs, sizes, group, edges, a, m, D, ACC)
-        added += (sums[a] + weights * total,)  # type: ignore[assignment]
-    return added
-
-
-@triton.jit
-def _channel_node_gradient_kernel(
-    inputs,
-    sizes,
-    packed,
-    table,
-    groups_ptr,
-    jobs_ptr,
-    order_ptr,
-    grad_ptr,
-    sent_ptr,
-    sender_ptr_ptr,
-    out_ptr,
-    n_columns: tl.constexpr,
-    n_out,
-    M: tl.constexpr,
-    COMPONENTS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    K0: tl.constexpr,
-    K1: tl.constexpr,
-    PRECISION: tl.constexpr,
-    LOSS: tl.constexpr,
-    ACC: tl.constexpr,
-    TABULATED: tl.constexpr,
-):
-    """Write gradients of nodes [S, n_node]. Grid: (nodes, jobs of the nodes' irreps).
-
-    The edges that node j sends are ``sent[sender_ptr[j]:sender_ptr[j + 1]]``.
-    """
-    node = tl.program_id(0).to(tl.int64)
-    first, last = tl.load(sender_ptr_ptr + node), tl.load(sender_ptr_ptr + node + 1)
-    jobs_ptr += tl.program_id(1) * 3
-    group_start, n_groups, block = tl.load(jobs_ptr), tl.load(jobs_ptr + 1), tl.load(jobs_ptr + 2)
-    sums = zeros(M, _BLOCK, WIDTH, ACC)
-    for index in range(group_start, group_start + n_groups):
-        group = load_group(groups_ptr, tl.load(order_ptr + index))
-        for start in range(first, last, M):
-            place = start + tl.arange(0, M)
-            live = place < last
-            edge = tl.load(sent_ptr + place, live, other=0).to(tl.int64)
-            receiver = tl.load(inputs[4] + edge, live, other=0).to(tl.int64)
-            edges = edge, live, receiver, receiver
-            for each in tl.static_range(len(COMPONENTS)):
-                if group[0] == COMPONENTS[each]:
-                    sums = _add_node_terms(
-                        sums,
-                        inputs,
-                        sizes,
-                        packed,
-                        table,
-                        grad_ptr,
-                        edges,
-                        group,
-                        block,
-                        n_columns,
-                        n_out,
-                        COMPONENTS[each],
-                        WIDTH,
-                        K0,
-                        K1,
-                        PRECISION,
-                        LOSS,
-                        ACC,
-                        TABULATED,
-                    )
-    group = load_group(groups_ptr, tl.load(order_ptr + group_start))
-    channel = block * _BLOCK + tl.arange(0, _BLOCK)
-    pointers = out_ptr + node * sizes[1] + group[1] + channel * group[2]
-    for a in tl.static_range(WIDTH):
-        tl.store(pointers + a, tl.sum(sums[a], 0), (channel < group[5]) & (a < group[2]))
-
-
-def channel_node_gradient(
-    grad: Tensor, inputs: EdgeInputs, weights: Weights, plan: ChannelPlan
-) -> Tensor:
-    """Return gradients of nodes [S, node columns], from those of the sums of receivers."""
-    out = grad.new_zeros(inputs.node.shape)  # for irreps without paths
-    sent, pointers = inputs.by_sender()
-    packed, table, n_columns = weight_arguments(weights)
-    if len(out) and len(plan.node_jobs):
-        with torch.cuda.device_of(out):
-            _channel_node_gradient_kernel[(len(out), len(plan.node_jobs))](
-                tuple(inputs),
-                inputs.sizes,
-                packed,
-                table,
-                plan.groups,
-                plan.node_jobs,
-                plan.order,
-                grad,
-                sent,
-                pointers,
-                out,
-                n_columns,
-                grad.shape[1],
-                M=_EDGES,
-                **weight_constants(weights, plan),
-                num_warps=4,
+                num_warps=_TABLE_WARPS if tabulated else _NETWORK_WARPS,
                 num_stages=1,
             )
     return out

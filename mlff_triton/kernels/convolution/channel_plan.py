@@ -1,116 +1,293 @@
-"""Order in which kernels work through a tensor product that keeps the channels of nodes.
+"""Jobs of kernels for a tensor product that keeps the channels of nodes.
 
-Weights of a group (one path and one channel of the harmonics) are vectors of channels. Kernels take
-`BLOCK` channels at a time. Weights of a network are packed group after group, each padded to whole
-blocks; those of a table stay where they are.
+A job is some paths, for a block of channels, and a program works on one job. Kernels are compiled
+for a product: columns, numbers of components and Clebsch-Gordan coefficients are constants in them,
+so they only multiply where the coefficients are not zero. Packed weights of a network lie path
+after path, each padded to whole blocks of `BLOCK` channels.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.convolution.plan import BLOCK, FILLER, groups_of
-from mlff_triton.kernels.convolution.types import TensorProduct, first_column
+from mlff_triton.kernels.convolution.clebsch_gordan import symbols_of
+from mlff_triton.kernels.convolution.plan import BLOCK, FILLER, Group, groups_of
+from mlff_triton.kernels.convolution.types import Irreps, TensorProduct, columns_of, first_column
+
+_ROUNDING = 1e-12  # of coefficients that are zero
+
+Terms = tuple[tuple[int, float], ...]
+"""Indices of a job's harmonics, and their coefficients in an element of a coupling matrix."""
 
 
-class ChannelPlan(NamedTuple):
-    """Tables of a product, int32 on one device.
+@dataclass(frozen=True)
+class ChannelPath:
+    """One path and one channel of its harmonics, in a job.
 
     Attributes
     ----------
-    groups : [G, 9]
-        Number of components, first column and components of the node's irrep, first column of the
-        coupling matrix and of the output, number of channels, first block of packed weights, first
-        weight, and number of weights between channels.
-    output_jobs, node_jobs : [J, 3]
-        First group of an output or of a node's irrep, number of groups, and a block of channels.
-        Groups of a node are counted in ``order``.
-    order : [G]
-        Groups, sorted by the node's irrep.
-    blocks : [B, 2]
-        Group and block of channels.
-    source : [B * BLOCK]
-        Column of the weight, `FILLER` without one.
-    position : int64 [weights]
-        Column of the packed weight.
-    components : tuple of int
-        Numbers of components of outputs.
-    width : int
-        Largest number of components of a node's irrep.
+    node, output : int
+        Indices of their first components among those of the job.
+    weight, stride : int
+        First weight, and number of weights between channels.
+    block : int
+        First block of packed weights.
+    couplings : tuple
+        Terms of the coupling matrix, by components of the node and of the output.
+    harmonics : tuple
+        The same coefficients by the job's harmonics: components of node and output, and
+        coefficient.
     """
 
-    groups: Tensor
-    output_jobs: Tensor
-    node_jobs: Tensor
-    order: Tensor
-    blocks: Tensor
-    source: Tensor
-    position: Tensor
-    components: tuple[int, ...]
-    width: int
+    node: int
+    output: int
+    weight: int
+    stride: int
+    block: int
+    couplings: tuple[tuple[Terms, ...], ...]
+    harmonics: tuple[tuple[tuple[int, int, float], ...], ...]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Paths that a program works on.
+
+    Attributes
+    ----------
+    count : int
+        Number of channels.
+    nodes : tuple of int
+        First column of each component of the node, in rows in the order of components.
+    outputs : tuple of (int, int)
+        First column of each component of the output, and number of columns between channels.
+    gradients : tuple of int
+        First column of each component of the output, in rows in the order of components.
+    harmonics, others : tuple of int
+        Columns of the harmonics, and those that the job does not need.
+    paths : tuple of ChannelPath
+        Terms.
+    """
+
+    count: int
+    nodes: tuple[int, ...]
+    outputs: tuple[tuple[int, int], ...]
+    gradients: tuple[int, ...]
+    harmonics: tuple[int, ...]
+    others: tuple[int, ...]
+    paths: tuple[ChannelPath, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Jobs:
+    """Jobs of a product, as a constant of kernels, which are compiled once per object.
+
+    Attributes
+    ----------
+    n_node, n_harmonics, n_output, n_weights : int
+        Numbers of columns of a node, of harmonics and of the output, and of weights.
+    jobs : tuple of Job
+        Jobs.
+    """
+
+    n_node: int
+    n_harmonics: int
+    n_output: int
+    n_weights: int
+    jobs: tuple[Job, ...]
+
+    @cached_property
+    def reaches_all(self) -> bool:
+        """True if each column of a node belongs to a job."""
+        return sum(job.count * len(job.nodes) for job in self.jobs) == self.n_node
+
+    @cached_property
+    def most_channels(self) -> int:
+        """Largest number of channels of a job."""
+        return max((job.count for job in self.jobs), default=0)
 
 
 @cache
-def channel_plan_of(product: TensorProduct, device: torch.device) -> ChannelPlan:
-    """Return the tables of a product that keeps channels."""
-    groups = sorted(groups_of(product), key=lambda group: group.output)
-    order = sorted(range(len(groups)), key=lambda g: groups[g].node)
-    rows: list[tuple[int, ...]] = []
-    blocks: list[tuple[int, int]] = []
-    source: list[int] = []
-    for index, group in enumerate(groups):
-        n_blocks = -(-group.count // BLOCK)
-        column = first_column(product.output, group.output)
-        rows.append(
-            (
-                group.components,
-                group.node,
-                group.width,
-                group.matrix,
-                column,
-                group.count,
-                len(blocks),
-                group.weight,
-                group.stride,
-            )
+def jobs_by_output(product: TensorProduct, components: int) -> Jobs:
+    """Return jobs that own outputs, each with up to a number of components unless it has one."""
+    groups = _groups(product)
+    outputs = sorted({group.output for group, _ in groups}, key=lambda k: _first_node(groups, k))
+    parts = [[entry for entry in groups if entry[0].output == k] for k in outputs]
+    return _jobs(product, _merged(parts, components))
+
+
+@cache
+def jobs_by_node(product: TensorProduct) -> Jobs:
+    """Return jobs that own irreps of nodes."""
+    groups = _groups(product)
+    nodes = dict.fromkeys(group.node for group, _ in groups)
+    return _jobs(product, [[entry for entry in groups if entry[0].node == k] for k in nodes])
+
+
+_Entry = tuple[Group, int]
+"""Group, and its index in the order of weights."""
+
+
+def _groups(product: TensorProduct) -> list[_Entry]:
+    return [(group, index) for index, group in enumerate(groups_of(product))]
+
+
+def _first_node(groups: list[_Entry], output: int) -> tuple[int, int]:
+    return min(group.node for group, _ in groups if group.output == output), output
+
+
+def _merged(parts: list[list[_Entry]], components: int) -> list[list[_Entry]]:
+    """Merge neighboring outputs with equally many channels, up to a number of components."""
+    merged: list[list[_Entry]] = []
+    for part in parts:
+        last = merged[-1] if merged else []
+        total = sum({g.output: g.components for g, _ in last + part}.values())
+        if last and total <= components and last[0][0].count == part[0][0].count:
+            last.extend(part)
+        else:
+            merged.append(list(part))
+    return merged
+
+
+def _jobs(product: TensorProduct, parts: list[list[_Entry]]) -> Jobs:
+    widths = columns_of(product.node), columns_of(product.harmonics), product.n_outputs
+    return Jobs(*widths, product.n_weights, tuple(_job(product, part) for part in parts))
+
+
+def _job(product: TensorProduct, part: list[_Entry]) -> Job:
+    groups = [group for group, _ in part]
+    nodes = {group.node: group.width for group in groups}
+    outputs = {group.output: group.components for group in groups}
+    first_nodes = dict(zip(nodes, _starts(nodes.values()), strict=True))
+    first_outputs = dict(zip(outputs, _starts(outputs.values()), strict=True))
+    symbols, count = _symbols(product), groups[0].count
+    columns = sorted({b for _, k in part for row in symbols[k] for terms in row for b, _ in terms})
+    where = {column: k for k, column in enumerate(columns)}
+    paths = tuple(
+        ChannelPath(
+            first_nodes[group.node],
+            first_outputs[group.output],
+            group.weight,
+            group.stride,
+            _first_blocks(product)[index],
+            tuple(
+                tuple(tuple((where[b], c) for b, c in terms) for terms in row)
+                for row in symbols[index]
+            ),
+            tuple(
+                tuple(
+                    (a, m, c)
+                    for a, row in enumerate(symbols[index])
+                    for m, terms in enumerate(row)
+                    for b, c in terms
+                    if b == column
+                )
+                for column in columns
+            ),
         )
-        blocks += [(index, block) for block in range(n_blocks)]
-        source += [
-            group.weight + u * group.stride if u < group.count else FILLER
-            for u in range(n_blocks * BLOCK)
-        ]
-    columns = torch.tensor(source, dtype=torch.int64)
-    live = columns != FILLER
-    position = torch.full((product.n_weights,), FILLER, dtype=torch.int64)
-    position[columns[live]] = live.nonzero()[:, 0]
-
-    def table(values: object, *shape: int) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32).reshape(shape).to(device)
-
-    by_output = _jobs([group.output for group in groups], [group.count for group in groups])
-    sorted_groups = [groups[g] for g in order]
-    by_node = _jobs([g.node for g in sorted_groups], [g.count for g in sorted_groups])
-    return ChannelPlan(
-        table(rows, len(rows), 9),
-        table(by_output, len(by_output), 3),
-        table(by_node, len(by_node), 3),
-        table(order, len(order)),
-        table(blocks, len(blocks), 2),
-        table(source, len(source)),
-        position.to(device),
-        tuple(sorted({group.components for group in groups})),
-        max((group.width for group in groups), default=1),
+        for group, index in part
+    )
+    return Job(
+        count,
+        tuple(k + a * count for k, width in nodes.items() for a in range(width)),
+        tuple(
+            (first_column(product.output, k) + m, width)
+            for k, width in outputs.items()
+            for m in range(width)
+        ),
+        tuple(
+            first_column(product.output, k) + m * count
+            for k, width in outputs.items()
+            for m in range(width)
+        ),
+        tuple(columns),
+        tuple(b for b in range(columns_of(product.harmonics)) if b not in where),
+        paths,
     )
 
 
-def _jobs(keys: list[int], counts: list[int]) -> list[tuple[int, int, int]]:
-    """Return first group, number of groups and block of channels, for runs of equal keys."""
-    return [
-        (keys.index(key), keys.count(key), block)
-        for key in dict.fromkeys(keys)
-        for block in range(-(-counts[keys.index(key)] // BLOCK))
-    ]
+def _starts(sizes: object) -> list[int]:
+    return [0, *accumulate(sizes)][:-1]  # type: ignore[call-overload,no-any-return]
+
+
+@cache
+def _symbols(product: TensorProduct) -> list[tuple[tuple[Terms, ...], ...]]:
+    """Return coefficients of columns of harmonics, for each element of each coupling matrix."""
+    found = []
+    for path in product.paths:
+        harmonic = product.harmonics[path.harmonic]
+        degrees = (product.node[path.node], harmonic, product.output[path.output])
+        symbols = symbols_of(*(irrep.degree for irrep in degrees))
+        symbols = path.factor * np.where(np.abs(symbols) > _ROUNDING, symbols, 0)
+        for v in range(harmonic.count):
+            start = first_column(product.harmonics, path.harmonic) + v * harmonic.width
+            found.append(
+                tuple(
+                    tuple(
+                        tuple((start + b, float(c)) for b, c in enumerate(element) if c)
+                        for element in row
+                    )
+                    for row in symbols.transpose(0, 2, 1).tolist()
+                )
+            )
+    return found
+
+
+class Packing:
+    """Columns of packed weights of a product, for `pack_weight`.
+
+    Attributes
+    ----------
+    source : int32 [B * BLOCK]
+        Column of the weight, `FILLER` without one.
+    position : int64 [weights]
+        Column of the packed weight.
+    """
+
+    def __init__(self, product: TensorProduct, device: torch.device) -> None:
+        source: list[int] = []
+        for group in groups_of(product):
+            source += [
+                group.weight + u * group.stride if u < group.count else FILLER
+                for u in range(-(-group.count // BLOCK) * BLOCK)
+            ]
+        columns = torch.tensor(source, dtype=torch.int64)
+        live = columns != FILLER
+        position = torch.full((product.n_weights,), FILLER, dtype=torch.int64)
+        position[columns[live]] = live.nonzero()[:, 0]
+        self.source: Tensor = columns.int().to(device)
+        self.position: Tensor = position.to(device)
+
+
+@cache
+def packing_of(product: TensorProduct, device: torch.device) -> Packing:
+    """Return the columns of packed weights."""
+    with torch.inference_mode(mode=False):
+        return Packing(product, device)
+
+
+@cache
+def _first_blocks(product: TensorProduct) -> list[int]:
+    return _starts(-(-group.count // BLOCK) for group in groups_of(product))
+
+
+@cache
+def component_order(irreps: Irreps, device: torch.device) -> Tensor | None:
+    """Return the columns of rows in the order of components: int32, or None if they are in it.
+
+    The components of an irrep come first then, and its channels last.
+    """
+    if all(irrep.width == 1 or irrep.count == 1 for irrep in irreps):
+        return None
+    columns, start = [], 0
+    for irrep in irreps:
+        block = torch.arange(start, start + irrep.columns).view(irrep.count, irrep.width)
+        columns.append(block.T.flatten())
+        start += irrep.columns
+    with torch.inference_mode(mode=False):
+        return torch.cat(columns).int().to(device)

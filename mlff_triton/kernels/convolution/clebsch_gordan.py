@@ -13,22 +13,29 @@ from fractions import Fraction
 from functools import cache
 from math import factorial, sqrt
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mlff_triton.kernels.convolution.types import TensorProduct, first_column
 
 
-@cache
 def wigner_3j(l1: int, l2: int, l3: int) -> Tensor:
     """Return the real symbols of three degrees, float64 [2 l1 + 1, 2 l2 + 1, 2 l3 + 1]."""
-    complex_ = torch.zeros(2 * l1 + 1, 2 * l2 + 1, 2 * l3 + 1, dtype=torch.complex128)
+    return torch.from_numpy(symbols_of(l1, l2, l3))
+
+
+@cache
+def symbols_of(l1: int, l2: int, l3: int) -> NDArray[np.float64]:
+    """Return the symbols of `wigner_3j` as an array, which any mode of PyTorch may read."""
+    complex_ = np.zeros((2 * l1 + 1, 2 * l2 + 1, 2 * l3 + 1), np.complex128)
     for m1 in range(-l1, l1 + 1):
         for m2 in range(max(-l2, -l3 - m1), min(l2, l3 - m1) + 1):
             complex_[l1 + m1, l2 + m2, l3 + m1 + m2] = _coefficient(l1, m1, l2, m2, l3)
     bases = _real_basis(l1), _real_basis(l2), _real_basis(l3).conj()
-    real = torch.einsum("abc,ai,bj,ck->ijk", complex_, *bases).real
-    symbols: Tensor = real / real.norm()
+    real = np.einsum("abc,ai,bj,ck->ijk", complex_, *bases).real
+    symbols: NDArray[np.float64] = np.ascontiguousarray(real / np.linalg.norm(real))
     return symbols
 
 
@@ -47,19 +54,18 @@ def _coefficient(l1: int, m1: int, l2: int, m2: int, l3: int) -> float:
     return sqrt(triangle * orders) * float(total)
 
 
-def _real_basis(degree: int) -> Tensor:
-    """Return complex harmonics (rows) in terms of real ones (columns), complex128."""
-    basis = torch.zeros(2 * degree + 1, 2 * degree + 1, dtype=torch.complex128)
+def _real_basis(degree: int) -> NDArray[np.complex128]:
+    """Return complex harmonics (rows) in terms of real ones (columns)."""
+    basis = np.zeros((2 * degree + 1, 2 * degree + 1), np.complex128)
     basis[degree, degree] = 1
     for m in range(1, degree + 1):
         plus, minus = degree + m, degree - m
-        basis[minus, plus], basis[minus, minus] = sqrt(0.5), -1j * sqrt(0.5)  # type: ignore[assignment]
+        basis[minus, plus], basis[minus, minus] = sqrt(0.5), -1j * sqrt(0.5)
         sign = (-1) ** m
         basis[plus, plus], basis[plus, minus] = sign * sqrt(0.5), 1j * sign * sqrt(0.5)
     return basis * (-1j) ** degree
 
 
-@cache
 def coupling(product: TensorProduct) -> Tensor:
     """Return the map of an edge's harmonics to its coupling matrices, float64 [P, harmonics].
 
@@ -67,18 +73,25 @@ def coupling(product: TensorProduct) -> Tensor:
     matrix [2 l1 + 1, 2 l3 + 1], times the factor of the path. It takes a node's irrep of degree l1
     to the output of degree l3.
     """
+    return torch.from_numpy(_coupling(product))
+
+
+@cache
+def _coupling(product: TensorProduct) -> NDArray[np.float64]:
     n_columns = sum(irrep.columns for irrep in product.harmonics)
-    rows = [torch.zeros(0, n_columns, dtype=torch.float64)]
+    rows = [np.zeros((0, n_columns))]
     for path in product.paths:
         node, harmonic, out = (
             product.node[path.node],
             product.harmonics[path.harmonic],
             product.output[path.output],
         )
-        symbols = path.factor * wigner_3j(node.degree, harmonic.degree, out.degree)
+        symbols = path.factor * symbols_of(node.degree, harmonic.degree, out.degree)
         for v in range(harmonic.count):
-            block = torch.zeros(node.width * out.width, n_columns, dtype=torch.float64)
+            block = np.zeros((node.width * out.width, n_columns))
             start = first_column(product.harmonics, path.harmonic) + v * harmonic.width
-            block[:, start : start + harmonic.width] = symbols.transpose(1, 2).flatten(0, 1)
+            block[:, start : start + harmonic.width] = symbols.transpose(0, 2, 1).reshape(
+                -1, harmonic.width
+            )
             rows.append(block)
-    return torch.cat(rows)
+    return np.concatenate(rows)

@@ -26,12 +26,11 @@ from mlff_triton.kernels.common.operators import (
     operator,
     saved_inputs,
 )
-from mlff_triton.kernels.convolution.channel_gradients import (
-    channel_edge_gradient,
-    channel_weight_gradient,
+from mlff_triton.kernels.convolution.channel_network import (
+    network_gradients,
+    network_sums,
+    network_weight_gradient,
 )
-from mlff_triton.kernels.convolution.channel_messages import channel_node_gradient, channel_sums
-from mlff_triton.kernels.convolution.channel_plan import ChannelPlan, channel_plan_of
 from mlff_triton.kernels.convolution.coupled_gradients import (
     coupled_gradient,
     matrix_gradient,
@@ -90,7 +89,7 @@ class _Prepared(NamedTuple):
 
     inputs: EdgeInputs
     packed: PackedWeight
-    plan: Plan | ChannelPlan
+    plan: Plan
 
 
 def _prepare(
@@ -103,7 +102,7 @@ def _prepare(
     senders: Tensor,
     product: TensorProduct,
 ) -> _Prepared:
-    plan = (plan_of if product.mode == "uvw" else channel_plan_of)(product, node.device)
+    plan = plan_of(product, node.device)
     matrices = coupling_matrices(edge_sh, product)
     edges = node.contiguous(), matrices, hidden.contiguous(), senders.contiguous()
     packed = pack_weight(weight, bias, plan.source)
@@ -119,14 +118,13 @@ def _prepare_gradient(
     bias: Tensor,
     row_ptr: Tensor,
     senders: Tensor,
-    product: str,
+    product: TensorProduct,
     reduce: str,
-) -> tuple[Tensor, EdgeInputs, PackedWeight, Plan | ChannelPlan]:
+) -> tuple[Tensor, EdgeInputs, PackedWeight, Plan]:
     """Return the gradients of sums, and other arguments as kernels read them."""
     grad = gradient_of_sums(grad, row_ptr, reduce, COMPUTE_DTYPES[node.dtype])
     receivers = receivers_of(row_ptr, len(senders))
-    parsed = TensorProduct.parse(product)
-    return grad, *_prepare(node, edge_sh, hidden, weight, bias, receivers, senders, parsed)
+    return grad, *_prepare(node, edge_sh, hidden, weight, bias, receivers, senders, product)
 
 
 @operator(
@@ -147,13 +145,12 @@ def _hidden_gradient(
     reduce: str,
 ) -> Tensor:
     """Return the gradient of the hidden values."""
-    grad, inputs, packed, plan = _prepare_gradient(
-        grad, node, edge_sh, hidden, weight, bias, row_ptr, senders, product, reduce
-    )
-    if isinstance(plan, ChannelPlan):
-        _, found = channel_edge_gradient(grad, inputs, packed, plan)
+    arguments = grad, node, edge_sh, hidden, weight, bias, row_ptr, senders
+    parsed = TensorProduct.parse(product)
+    if parsed.mode == "uvu":
+        found = network_gradients(("weights",), *arguments, parsed, reduce)[2]
     else:
-        found = hidden_gradient(grad, inputs, packed, plan)
+        found = hidden_gradient(*_prepare_gradient(*arguments, parsed, reduce))
     return found.to(hidden.dtype)
 
 
@@ -175,13 +172,12 @@ def _weight_gradient(
     reduce: str,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of weight and bias."""
-    grad, inputs, packed, plan = _prepare_gradient(
-        grad, node, edge_sh, hidden, weight, bias, row_ptr, senders, product, reduce
-    )
-    if isinstance(plan, ChannelPlan):
-        of_weight, of_bias = channel_weight_gradient(grad, inputs, packed, plan)
+    arguments = grad, node, edge_sh, hidden, weight, bias, row_ptr, senders
+    parsed = TensorProduct.parse(product)
+    if parsed.mode == "uvu":
+        of_weight, of_bias = network_weight_gradient(*arguments, parsed, reduce)
     else:
-        of_weight, of_bias = weight_gradient(grad, inputs, packed, plan)
+        of_weight, of_bias = weight_gradient(*_prepare_gradient(*arguments, parsed, reduce))
     return of_weight.to(weight.dtype), of_bias.to(bias.dtype)
 
 
@@ -203,17 +199,15 @@ def _node_gradient(
     reduce: str,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of nodes and of harmonics."""
-    grad, inputs, packed, plan = _prepare_gradient(
-        grad, node, edge_sh, hidden, weight, bias, row_ptr, senders, product, reduce
-    )
-    if isinstance(plan, ChannelPlan):
-        of_node = channel_node_gradient(grad, inputs, packed, plan)
-        of_matrices, _ = channel_edge_gradient(grad, inputs, packed, plan)
+    arguments = grad, node, edge_sh, hidden, weight, bias, row_ptr, senders
+    parsed = TensorProduct.parse(product)
+    if parsed.mode == "uvu":
+        of_node, of_sh, _ = network_gradients(("node", "edge_sh"), *arguments, parsed, reduce)
     else:
+        grad, inputs, packed, plan = _prepare_gradient(*arguments, parsed, reduce)
         coupled = coupled_gradient(grad, inputs, packed, plan)
         of_node = node_gradient(coupled, inputs, plan)
-        of_matrices = matrix_gradient(coupled, inputs, plan)
-    of_sh = harmonics_gradient(of_matrices, TensorProduct.parse(product))
+        of_sh = harmonics_gradient(matrix_gradient(coupled, inputs, plan), parsed)
     return of_node.to(node.dtype), of_sh.to(edge_sh.dtype)
 
 
@@ -248,9 +242,10 @@ def _edge_convolution(
 ) -> Tensor:
     """Convolve."""
     parsed = TensorProduct.parse(product)
-    inputs, packed, plan = _prepare(node, edge_sh, hidden, weight, bias, None, senders, parsed)
-    if isinstance(plan, ChannelPlan):
-        return channel_sums(inputs, packed, plan, row_ptr, parsed, reduce)
+    floats = node, edge_sh, hidden, weight, bias
+    if parsed.mode == "uvu":
+        return network_sums(*floats, row_ptr, senders, parsed, reduce)
+    inputs, packed, plan = _prepare(*floats, None, senders, parsed)
     messages = edge_messages(inputs, packed, plan, parsed)
     return receiver_sums(messages, row_ptr, reduce, node.dtype)
 

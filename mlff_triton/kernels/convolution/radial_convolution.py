@@ -8,7 +8,7 @@ neural networks for data-efficient and accurate interatomic potentials",
 https://arxiv.org/abs/2101.03164; I. Batatia et al., "MACE", https://arxiv.org/abs/2206.07697.
 
 Weights of a model that depend on the distance alone are splines in a table, which kernels look up
-for a tile of edges and use at once. Second derivatives are those of the reference. Tables are
+edge by edge and use at once. Second derivatives are those of the reference. Tables are
 constants here. To train them, use `mlff_triton.kernels.convolution.edge_convolution`.
 """
 
@@ -27,21 +27,18 @@ from mlff_triton.kernels.common.operators import (
     operator,
     saved_inputs,
 )
-from mlff_triton.kernels.convolution.channel_blocks import RadialTable
-from mlff_triton.kernels.convolution.channel_gradients import channel_edge_gradient
-from mlff_triton.kernels.convolution.channel_messages import channel_node_gradient, channel_sums
-from mlff_triton.kernels.convolution.channel_plan import ChannelPlan, channel_plan_of
-from mlff_triton.kernels.convolution.coupling_matrices import coupling_matrices, harmonics_gradient
-from mlff_triton.kernels.convolution.edge_blocks import EdgeInputs
+from mlff_triton.kernels.convolution.channel_blocks import ChannelRows
+from mlff_triton.kernels.convolution.channel_gradients import channel_gradients
+from mlff_triton.kernels.convolution.channel_messages import channel_sums
+from mlff_triton.kernels.convolution.component_rows import component_rows, sender_sums
 from mlff_triton.kernels.convolution.graphs import (
     check_graph,
     empty_output,
-    gradient_of_sums,
-    receivers_of,
 )
 from mlff_triton.kernels.convolution.reference import radial_convolution as reference
+from mlff_triton.kernels.convolution.tabulated_edges import TabulatedEdges, tabulated_edges
 from mlff_triton.kernels.convolution.types import TensorProduct
-from mlff_triton.kernels.ops.radial_arguments import constant_knots, locate
+from mlff_triton.kernels.ops.radial_arguments import constant_knots
 from mlff_triton.kernels.types.edges import Knots
 
 
@@ -69,17 +66,15 @@ def _prepare(
     edge_sh: Tensor,
     distance: Tensor,
     table: Tensor,
-    knots: Knots,
-    receivers: Tensor | None,
+    positions: Tensor,
+    intervals: Tensor,
     senders: Tensor,
     product: TensorProduct,
-) -> tuple[EdgeInputs, RadialTable, ChannelPlan]:
-    """Return the inputs as kernels read them. Distances take the place of hidden values."""
-    matrices = coupling_matrices(edge_sh, product)
-    edges = node.contiguous(), matrices, distance[:, None], senders.contiguous()
-    located = RadialTable(*locate(distance, knots), table.contiguous())
-    plan = channel_plan_of(product, node.device)
-    return EdgeInputs(*edges, receivers), located, plan
+) -> tuple[ChannelRows, TabulatedEdges]:
+    """Return the inputs as kernels read them."""
+    rows = component_rows(node, product.node, node.dtype)
+    located = tabulated_edges(distance, table, Knots(positions, intervals))
+    return ChannelRows(rows, edge_sh.contiguous(), senders.contiguous()), located
 
 
 def _prepare_gradient(
@@ -94,20 +89,21 @@ def _prepare_gradient(
     senders: Tensor,
     product: str,
     reduce: str,
-) -> tuple[Tensor, EdgeInputs, RadialTable, ChannelPlan]:
+) -> tuple[Tensor, ChannelRows, TabulatedEdges, Tensor, TensorProduct]:
     """Return the gradients of sums, and other arguments as kernels read them."""
-    grad = gradient_of_sums(grad, row_ptr, reduce, node.dtype)
-    receivers, knots = receivers_of(row_ptr, len(senders)), Knots(positions, intervals)
     parsed = TensorProduct.parse(product)
-    return grad, *_prepare(node, edge_sh, distance, table, knots, receivers, senders, parsed)
+    counts = row_ptr if reduce == "mean" else None
+    grad = component_rows(grad, parsed.output, node.dtype, counts)
+    constants = table, positions, intervals, senders, parsed
+    return grad, *_prepare(node, edge_sh, distance, *constants), row_ptr, parsed
 
 
 @operator(
-    "radial_convolution_node_gradient",
-    outputs="node",
-    differentiate=by_reference(_reference, wrt=(0,)),
+    "radial_convolution_gradient",
+    outputs=("node", "edge_sh", "distance"),
+    differentiate=by_reference(_reference, wrt=(0, 1, 2)),
 )
-def _node_gradient(
+def _gradient(
     grad: Tensor,
     node: Tensor,
     edge_sh: Tensor,
@@ -119,10 +115,13 @@ def _node_gradient(
     senders: Tensor,
     product: str,
     reduce: str,
-) -> Tensor:
-    """Return the gradient of nodes."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of nodes, harmonics and distances."""
     constants = table, positions, intervals, row_ptr, senders, product, reduce
-    return channel_node_gradient(*_prepare_gradient(grad, node, edge_sh, distance, *constants))
+    prepared = _prepare_gradient(grad, node, edge_sh, distance, *constants)
+    nodes, of_sh, of_distance = channel_gradients(*prepared, ("node", "edge_sh", "weights"))
+    irreps = prepared[-1].node
+    return sender_sums(nodes, senders, len(node), irreps, node.dtype), of_sh, of_distance
 
 
 @operator(
@@ -145,18 +144,17 @@ def _edge_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of harmonics and of distances."""
     constants = table, positions, intervals, row_ptr, senders, product, reduce
-    of_matrices, of_distance = channel_edge_gradient(
-        *_prepare_gradient(grad, node, edge_sh, distance, *constants)
-    )
-    return harmonics_gradient(of_matrices, TensorProduct.parse(product)), of_distance
+    prepared = _prepare_gradient(grad, node, edge_sh, distance, *constants)
+    _, of_sh, of_distance = channel_gradients(*prepared, ("edge_sh", "weights"))
+    return of_sh, of_distance
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     inputs = saved_inputs(ctx)
-    of_node, of_sh, of_distance, *_ = needed_gradients(ctx)
-    node = _node_gradient(grad, *inputs) if of_node else None
-    edges = _edge_gradient(grad, *inputs) if of_sh or of_distance else (None, None)
-    return node, *edges
+    of_node, *_ = needed_gradients(ctx)
+    if of_node:
+        return _gradient(grad, *inputs)  # type: ignore[no-any-return]
+    return None, *_edge_gradient(grad, *inputs)
 
 
 @operator(
@@ -177,9 +175,9 @@ def _radial_convolution(
     reduce: str,
 ) -> Tensor:
     """Convolve."""
-    parsed, knots = TensorProduct.parse(product), Knots(positions, intervals)
-    prepared = _prepare(node, edge_sh, distance, table, knots, None, senders, parsed)
-    return channel_sums(*prepared, row_ptr, parsed, reduce)
+    parsed = TensorProduct.parse(product)
+    rows, located = _prepare(node, edge_sh, distance, table, positions, intervals, senders, parsed)
+    return channel_sums(rows, located, row_ptr, parsed, reduce)
 
 
 def radial_convolution(

@@ -31,6 +31,22 @@ CHANNELWISE = TensorProduct.of(
     ],
 )
 
+WIDE = TensorProduct.of(
+    "70x0e + 70x2e + 2x3o",
+    "1x0e + 1x2e + 1x3o",
+    "70x0e + 2x3o + 70x3o + 2x1o + 70x1o",
+    [
+        (0, 0, 0, "uvu", True),
+        (2, 1, 1, "uvu", True),
+        (0, 2, 2, "uvu", True, 0.0),
+        (1, 1, 0, "uvu", True),
+        (1, 2, 2, "uvu", True, 2.0),
+        (2, 1, 3, "uvu", True),
+    ],
+)
+"""A product that keeps channels, of degree 3, with two numbers of channels, more channels than a
+block, a path that is weighted with 0, and an output without a path."""
+
 
 class Inputs(NamedTuple):
     """Floating-point inputs and the graph."""

@@ -9,7 +9,15 @@ from mlff_triton.kernels.convolution.edge_convolution import edge_convolution
 from mlff_triton.kernels.convolution.reference import edge_convolution as reference
 from mlff_triton.kernels.convolution.types import TensorProduct
 from mlff_triton.testing import assert_close, assert_within
-from tests.kernels.convolution.cases import CHANNELWISE, DEEP, MIXED, SCALARS, Inputs, inputs
+from tests.kernels.convolution.cases import (
+    CHANNELWISE,
+    DEEP,
+    MIXED,
+    SCALARS,
+    WIDE,
+    Inputs,
+    inputs,
+)
 from tests.support.operators import assert_matches
 
 SMALL = TensorProduct.of("2x0e + 1x1o", "1x0e + 1x1o", "2x0e + 1x1o")
@@ -29,6 +37,19 @@ def test_agrees_with_the_reference_to_second_order(product, device, dtype):
 def test_degree_three_agrees_with_the_reference(device):
     given = inputs(DEEP, [2, 1], 3, device)
     assert_matches(edge_convolution, reference.edge_convolution, *given, DEEP, "sum")
+
+
+def test_all_degrees_and_numbers_of_channels_agree_with_the_reference(device):
+    given = inputs(WIDE, [9, 0, 2], 3, device)
+
+    def run(operator):
+        leaves = [x.detach().requires_grad_() for x in given[:5]]
+        out = operator(*leaves, *given[5:], WIDE, "mean")
+        return out, *torch.autograd.grad(out.square().sum(), leaves)
+
+    pairs = zip(run(edge_convolution), run(reference.edge_convolution), strict=True)
+    for actual, expected in pairs:
+        assert_close(actual, expected, 1)
 
 
 @both

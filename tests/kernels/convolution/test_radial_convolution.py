@@ -10,7 +10,7 @@ from mlff_triton.kernels.convolution.reference import radial_convolution as refe
 from mlff_triton.kernels.convolution.types import TensorProduct
 from mlff_triton.kernels.types.edges import Knots
 from mlff_triton.testing import assert_close
-from tests.kernels.convolution.cases import CHANNELWISE, MIXED, inputs
+from tests.kernels.convolution.cases import CHANNELWISE, MIXED, WIDE, inputs
 from tests.support.operators import assert_matches
 
 SMALL = TensorProduct.of(
@@ -55,6 +55,41 @@ def test_agrees_with_the_reference_to_second_order(counts, device, dtype):
     rounded = (x.to(dtype) for x in case.floats)
     operators = radial_convolution, reference.radial_convolution
     assert_matches(*map(constant, operators), *rounded)
+
+
+def test_all_degrees_and_numbers_of_channels_agree_with_the_reference(device, dtype):
+    case = Case(WIDE, [9, 0, 2], device)
+    seed = torch.randn(3, WIDE.n_outputs, generator=torch.Generator().manual_seed(1)).to(device)
+
+    def run(operator, precision):
+        leaves = [x.to(dtype).to(precision).requires_grad_() for x in case.floats]
+        table = case.table.to(dtype).to(precision)
+        out = operator(*leaves, table, *case.arguments[4:], "mean")
+        return out, *torch.autograd.grad(out, leaves, seed.to(dtype).to(precision))
+
+    found, truth = run(radial_convolution, dtype), run(reference.radial_convolution, torch.float64)
+    for actual, expected in zip(found, truth, strict=True):
+        assert_close(actual, expected, 1, dtype)
+
+
+def test_gradients_of_edges_do_not_depend_on_those_of_nodes(device):
+    case = Case(CHANNELWISE, [3, 0, 2], device)
+    rest = case.arguments[3:]
+    leaves = [x.requires_grad_() for x in case.floats]
+    expected = torch.autograd.grad(radial_convolution(*leaves, *rest).square().sum(), leaves)
+    constant = radial_convolution(case.floats[0].detach(), *leaves[1:], *rest)
+    found = torch.autograd.grad(constant.square().sum(), leaves[1:])
+    for actual, right in zip(found, expected[1:], strict=True):
+        assert torch.equal(actual, right)
+
+
+def test_distances_that_are_not_numbers_make_no_numbers(device):
+    case = Case(SMALL, [1, 1], device)
+    node, edge_sh, distance = case.floats
+    distance[1] = torch.nan
+    out = radial_convolution(node, edge_sh, distance, *case.arguments[3:])
+    assert out[0].isfinite().all()
+    assert out[1].isnan().all()
 
 
 def test_300_edges_of_one_receiver_agree_with_the_reference(device):

@@ -1,0 +1,104 @@
+"""Convolution that keeps the channels of nodes, with weights from a network per edge.
+
+The functions take the arguments of `mlff_triton.kernels.convolution.edge_convolution`, and the
+gradients of its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from torch import Tensor
+
+from mlff_triton.kernels.common.dense import COMPUTE_DTYPES
+from mlff_triton.kernels.convolution.channel_blocks import ChannelRows, Network
+from mlff_triton.kernels.convolution.channel_gradients import (
+    channel_gradients,
+    channel_weight_gradient,
+)
+from mlff_triton.kernels.convolution.channel_messages import channel_sums
+from mlff_triton.kernels.convolution.channel_plan import packing_of
+from mlff_triton.kernels.convolution.component_rows import component_rows, sender_sums
+from mlff_triton.kernels.convolution.edge_blocks import pack_weight
+from mlff_triton.kernels.convolution.graphs import receivers_of
+from mlff_triton.kernels.convolution.types import TensorProduct
+
+
+def _prepare(
+    node: Tensor,
+    edge_sh: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    senders: Tensor,
+    product: TensorProduct,
+) -> tuple[ChannelRows, Network]:
+    """Return the inputs as kernels read them."""
+    rows = component_rows(node, product.node, node.dtype)
+    packed = pack_weight(weight, bias, packing_of(product, node.device).source)
+    edges = ChannelRows(rows, edge_sh.contiguous(), senders.contiguous())
+    return edges, Network(hidden.contiguous(), packed)
+
+
+def _gradient_rows(grad: Tensor, row_ptr: Tensor, product: TensorProduct, reduce: str) -> Tensor:
+    """Return the gradients of sums, in the order of components."""
+    counts = row_ptr if reduce == "mean" else None
+    return component_rows(grad, product.output, COMPUTE_DTYPES[grad.dtype], counts)
+
+
+def network_sums(
+    node: Tensor,
+    edge_sh: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    row_ptr: Tensor,
+    senders: Tensor,
+    product: TensorProduct,
+    reduce: str,
+) -> Tensor:
+    """Convolve."""
+    prepared = _prepare(node, edge_sh, hidden, weight, bias, senders, product)
+    return channel_sums(*prepared, row_ptr, product, reduce)
+
+
+def network_gradients(
+    wanted: Collection[str],
+    grad: Tensor,
+    node: Tensor,
+    edge_sh: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    row_ptr: Tensor,
+    senders: Tensor,
+    product: TensorProduct,
+    reduce: str,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return gradients of nodes, harmonics and hidden values, or None where not ``wanted``."""
+    grad = _gradient_rows(grad, row_ptr, product, reduce)
+    prepared = _prepare(node, edge_sh, hidden, weight, bias, senders, product)
+    nodes, *others = channel_gradients(grad, *prepared, row_ptr, product, wanted)
+    if nodes is not None:
+        nodes = sender_sums(nodes, senders, len(node), product.node, node.dtype)
+    of_sh, of_hidden = (x if x is None else x.to(node.dtype) for x in others)
+    return nodes, of_sh, of_hidden
+
+
+def network_weight_gradient(
+    grad: Tensor,
+    node: Tensor,
+    edge_sh: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    row_ptr: Tensor,
+    senders: Tensor,
+    product: TensorProduct,
+    reduce: str,
+) -> tuple[Tensor, Tensor]:
+    """Return gradients of weight and bias."""
+    grad = _gradient_rows(grad, row_ptr, product, reduce)
+    prepared = _prepare(node, edge_sh, hidden, weight, bias, senders, product)
+    receivers = receivers_of(row_ptr, len(senders))
+    return channel_weight_gradient(grad, *prepared, receivers, product)

@@ -1,0 +1,137 @@
+"""Rows whose columns are in the order of components, in which blocks of channels are contiguous.
+
+Rows of e3nn have the components of a channel side by side. Kernels that read rows of nodes once per
+edge read them in the order of `mlff_triton.kernels.convolution.channel_plan.component_order`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.kernels.convolution.channel_plan import component_order
+from mlff_triton.kernels.convolution.graphs import mean_of
+from mlff_triton.kernels.convolution.types import Irreps
+
+_ROWS, _COLUMNS = 4, 256  # of a program
+_SUMMED_ROWS, _SUMMED_COLUMNS = 8, 128  # of contributions that a program adds at a time
+
+
+@triton.jit
+def _component_rows_kernel(
+    rows_ptr,
+    order_ptr,
+    row_ptr_ptr,
+    out_ptr,
+    n_rows,
+    n_columns,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Write ``rows[:, order]``, divided by numbers of edges. Grid: (tiles of ROWS, of COLUMNS)."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < n_columns
+    mask = (row < n_rows)[:, None] & inside[None, :]
+    source = column
+    if order_ptr is not None:
+        source = tl.load(order_ptr + column, inside, other=0)
+    rows = tl.load(rows_ptr + row[:, None] * n_columns + source[None, :], mask, other=0.0)
+    rows = rows.to(out_ptr.dtype.element_ty)
+    if row_ptr_ptr is not None:
+        first = tl.load(row_ptr_ptr + row, row < n_rows, other=0)
+        last = tl.load(row_ptr_ptr + row + 1, row < n_rows, other=0)
+        rows = mean_of(rows, (last - first)[:, None])
+    tl.store(out_ptr + row[:, None] * n_columns + column[None, :], rows, mask)
+
+
+def component_rows(
+    rows: Tensor, irreps: Irreps, dtype: torch.dtype, row_ptr: Tensor | None = None
+) -> Tensor:
+    """Return rows [R, columns] in the order of components, in a dtype.
+
+    With the row pointers of receivers, rows are divided by the numbers of their edges, as gradients
+    of means are.
+    """
+    rows = rows.contiguous()
+    order = component_order(irreps, rows.device)
+    if order is None and row_ptr is None:
+        return rows.to(dtype)
+    n_rows, n_columns = rows.shape
+    out = rows.new_empty(rows.shape, dtype=dtype)
+    if out.numel():
+        with torch.cuda.device_of(out):
+            _component_rows_kernel[(triton.cdiv(n_rows, _ROWS), triton.cdiv(n_columns, _COLUMNS))](
+                rows,
+                order,
+                row_ptr,
+                out,
+                n_rows,
+                n_columns,
+                ROWS=_ROWS,
+                COLUMNS=_COLUMNS,
+                num_warps=4,
+            )
+    return out
+
+
+@triton.jit
+def _sender_sums_kernel(
+    rows_ptr,
+    sent_ptr,
+    pointers_ptr,
+    order_ptr,
+    out_ptr,
+    n_columns,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Write sums [S, n_columns] of rows by sender. Grid: (senders, blocks of COLUMNS).
+
+    The edges that node j sends are ``sent[pointers[j]:pointers[j + 1]]``.
+    """
+    node = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < n_columns
+    first, last = tl.load(pointers_ptr + node), tl.load(pointers_ptr + node + 1)
+
+    total = tl.zeros((ROWS, COLUMNS), rows_ptr.dtype.element_ty)
+    for start in range(first, last, ROWS):
+        place = start + tl.arange(0, ROWS)
+        live = place < last
+        edge = tl.load(sent_ptr + place, live, other=0).to(tl.int64)
+        total += tl.load(
+            rows_ptr + edge[:, None] * n_columns + column[None, :],
+            live[:, None] & inside[None, :],
+            other=0.0,
+        )  # [ROWS, COLUMNS]
+    if order_ptr is not None:
+        column = tl.load(order_ptr + column, inside, other=0)
+    sums = tl.sum(total, 0).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + node * n_columns + column, sums, inside)
+
+
+def sender_sums(
+    rows: Tensor, senders: Tensor, n_nodes: int, irreps: Irreps, dtype: torch.dtype
+) -> Tensor:
+    """Return sums by sender [S, columns] of rows [E, columns] in the order of components."""
+    n_columns = rows.shape[1]
+    out = rows.new_empty(n_nodes, n_columns, dtype=dtype)
+    if out.numel():
+        keys, sent = torch.sort(senders.int(), stable=True)
+        nodes = torch.arange(n_nodes + 1, device=keys.device, dtype=torch.int32)
+        with torch.cuda.device_of(out):
+            _sender_sums_kernel[(n_nodes, triton.cdiv(n_columns, _SUMMED_COLUMNS))](
+                rows,
+                sent,
+                torch.searchsorted(keys, nodes, out_int32=True),
+                component_order(irreps, rows.device),
+                out,
+                n_columns,
+                ROWS=_SUMMED_ROWS,
+                COLUMNS=_SUMMED_COLUMNS,
+                num_warps=2,
+            )
+    return out
