@@ -130,7 +130,8 @@ def _hidden_gradient_kernel(
 def hidden_gradient(grad: Tensor, inputs: EdgeInputs, packed: PackedWeight, plan: Plan) -> Tensor:
     """Return gradients [E, H] of hidden values, from those of the sums of receivers."""
     n_edges, _, _, n_hidden = inputs.sizes
-    tiles = triton.cdiv(n_edges, _EDGES)
+    block = _EDGES // 2 if grad.dtype == torch.float64 else _EDGES
+    tiles = triton.cdiv(n_edges, block)
     splits = splits_of(len(plan.jobs), tiles, grad)
     out = grad.new_empty(splits, n_edges, n_hidden)
     options = constants(packed, plan)
@@ -149,7 +150,7 @@ def hidden_gradient(grad: Tensor, inputs: EdgeInputs, packed: PackedWeight, plan
                 len(packed.bias),
                 grad.shape[1],
                 len(plan.jobs),
-                M=_EDGES,
+                M=block,
                 **options,
                 num_warps=8,
                 num_stages=1,

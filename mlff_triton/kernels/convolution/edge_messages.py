@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mlff_triton.kernels.common.hardware import has_large_memory
 from mlff_triton.kernels.convolution.edge_blocks import (
     EdgeInputs,
     PackedWeight,
@@ -154,5 +155,5 @@ def edges_per_program(packed: PackedWeight) -> tuple[int, dict[str, int]]:
     Programs of float64 fill the memory of many chips.
     """
     if packed.bias.dtype == torch.float64:
-        return 32, {"num_warps": 4, "num_stages": 1}
+        return 32 if has_large_memory(packed.weight) else 16, {"num_warps": 4, "num_stages": 1}
     return 64, {"num_warps": 4, "num_stages": 2}
