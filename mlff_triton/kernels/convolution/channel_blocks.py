@@ -112,7 +112,7 @@ def chunk_of(start, last, M: tl.constexpr):
     else:
         edge = start + tl.arange(0, M)
         live = (edge < last)[:, None]
-        chunk = tl.minimum(edge, last - 1)[:, None], live  # type: ignore[assignment]
+        chunk = tl.minimum(edge, last - 1)[:, None], live
     return chunk
 
 
@@ -209,7 +209,7 @@ def path_weights(
         row = knot + channel * JOBS.jobs[J].paths[P].stride + JOBS.jobs[J].paths[P].weight
         value = tl.load(row)
         terms = tl.load(row + F), tl.load(row + 2 * F), tl.load(row + 4 * F)
-        made = value + _blend(of_value, terms), _blend(of_slope, terms)  # type: ignore[assignment]
+        made = value + _blend(of_value, terms), _blend(of_slope, terms)
     return made
 
 

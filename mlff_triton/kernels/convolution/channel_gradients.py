@@ -29,7 +29,6 @@ from torch import Tensor
 from mlff_triton.kernels.convolution.channel_blocks import (
     ChannelRows,
     Network,
-    TabulatedEdges,
     Weights,
     channels_of,
     chunk_of,
@@ -53,6 +52,7 @@ from mlff_triton.kernels.convolution.gradient_blocks import (
     zero_weight_gradient,
 )
 from mlff_triton.kernels.convolution.plan import BLOCK
+from mlff_triton.kernels.convolution.tabulated_edges import TabulatedEdges
 from mlff_triton.kernels.convolution.types import TensorProduct
 
 _TABLE_WARPS, _NETWORK_WARPS = 1, 4
@@ -300,12 +300,12 @@ def channel_gradients(
     row_ptr: Tensor,
     product: TensorProduct,
     wanted: Collection[str],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+) -> list[Tensor]:
     """Return contributions to nodes, and gradients of harmonics and of distances or hidden values.
 
     Takes the gradients [N, output] of sums. Rows of these and of the contributions [E, node
-    columns] are in the order of components. Results that are not among the ``wanted`` ones ("node",
-    "edge_sh", "weights") are None.
+    columns] are in the order of components. Only results that are ``wanted`` ("node", "edge_sh",
+    "weights") are computed and returned.
     """
     n_edges = len(rows.senders)
     tabulated = isinstance(weights, TabulatedEdges)
@@ -320,7 +320,7 @@ def channel_gradients(
     if "edge_sh" in wanted:
         of_sh = grad.new_empty(parts, n_edges, jobs.n_harmonics)
     if "weights" in wanted:
-        shape = () if tabulated else (weights.hidden.shape[1],)
+        shape = (weights.hidden.shape[1],) if isinstance(weights, Network) else ()
         of_weights = grad.new_empty(parts, n_edges, *shape)
     if n_edges and parts:
         with torch.cuda.device_of(grad):
@@ -338,14 +338,15 @@ def channel_gradients(
                 num_warps=_TABLE_WARPS if tabulated else _NETWORK_WARPS,
                 num_stages=1,
             )
-    return nodes, _total(of_sh), _total(of_weights)
+    found = nodes, _total(of_sh), _total(of_weights)
+    return [x for x in found if x is not None]
 
 
 def _table_channels(jobs: Jobs, grad: Tensor) -> int:
     """Return the number of channels of a program, whose values fit in registers."""
     most = max((len(job.outputs) for job in jobs.jobs), default=0)
     fitting = (128 if most <= _FEW_COMPONENTS else 64) * 4 // grad.element_size()
-    return min(fitting, triton.next_power_of_2(jobs.most_channels))
+    return int(min(fitting, triton.next_power_of_2(jobs.most_channels)))
 
 
 def _total(parts: Tensor | None) -> Tensor | None:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from mlff_triton.kernels.convolution.channel_blocks import (
     ChannelRows,
-    TabulatedEdges,
     Weights,
     channels_of,
     chunk_of,
@@ -32,6 +31,7 @@ from mlff_triton.kernels.convolution.channel_blocks import (
 from mlff_triton.kernels.convolution.channel_plan import jobs_by_output
 from mlff_triton.kernels.convolution.graphs import mean_of, output_buffer
 from mlff_triton.kernels.convolution.plan import BLOCK
+from mlff_triton.kernels.convolution.tabulated_edges import TabulatedEdges
 from mlff_triton.kernels.convolution.types import TensorProduct
 
 _RUN = tl.constexpr(8)
@@ -184,7 +184,7 @@ def channel_sums(
     out = output_buffer(rows.node, n_nodes, product, rows.edge_sh.dtype)
     tabulated = isinstance(weights, TabulatedEdges)
     channels, components = BLOCK, _NETWORK_COMPONENTS
-    if tabulated:
+    if isinstance(weights, TabulatedEdges):
         components = _TABLE_COMPONENTS
     elif weights.hidden.dtype == torch.float64:
         components = 1  # as many as fit on chip

@@ -74,15 +74,14 @@ def network_gradients(
     senders: Tensor,
     product: TensorProduct,
     reduce: str,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return gradients of nodes, harmonics and hidden values, or None where not ``wanted``."""
+) -> list[Tensor]:
+    """Return the ``wanted`` gradients of nodes, harmonics and hidden values ("weights")."""
     grad = _gradient_rows(grad, row_ptr, product, reduce)
     prepared = _prepare(node, edge_sh, hidden, weight, bias, senders, product)
-    nodes, *others = channel_gradients(grad, *prepared, row_ptr, product, wanted)
-    if nodes is not None:
-        nodes = sender_sums(nodes, senders, len(node), product.node, node.dtype)
-    of_sh, of_hidden = (x if x is None else x.to(node.dtype) for x in others)
-    return nodes, of_sh, of_hidden
+    found = channel_gradients(grad, *prepared, row_ptr, product, wanted)
+    if "node" in wanted:
+        found[0] = sender_sums(found[0], senders, len(node), product.node, node.dtype)
+    return [x.to(node.dtype) for x in found]
 
 
 def network_weight_gradient(

@@ -148,7 +148,7 @@ def _hidden_gradient(
     arguments = grad, node, edge_sh, hidden, weight, bias, row_ptr, senders
     parsed = TensorProduct.parse(product)
     if parsed.mode == "uvu":
-        found = network_gradients(("weights",), *arguments, parsed, reduce)[2]
+        (found,) = network_gradients(("weights",), *arguments, parsed, reduce)
     else:
         found = hidden_gradient(*_prepare_gradient(*arguments, parsed, reduce))
     return found.to(hidden.dtype)
@@ -202,7 +202,7 @@ def _node_gradient(
     arguments = grad, node, edge_sh, hidden, weight, bias, row_ptr, senders
     parsed = TensorProduct.parse(product)
     if parsed.mode == "uvu":
-        of_node, of_sh, _ = network_gradients(("node", "edge_sh"), *arguments, parsed, reduce)
+        of_node, of_sh = network_gradients(("node", "edge_sh"), *arguments, parsed, reduce)
     else:
         grad, inputs, packed, plan = _prepare_gradient(*arguments, parsed, reduce)
         coupled = coupled_gradient(grad, inputs, packed, plan)

@@ -145,7 +145,7 @@ def _edge_gradient(
     """Return the gradients of harmonics and of distances."""
     constants = table, positions, intervals, row_ptr, senders, product, reduce
     prepared = _prepare_gradient(grad, node, edge_sh, distance, *constants)
-    _, of_sh, of_distance = channel_gradients(*prepared, ("edge_sh", "weights"))
+    of_sh, of_distance = channel_gradients(*prepared, ("edge_sh", "weights"))
     return of_sh, of_distance
 
 
