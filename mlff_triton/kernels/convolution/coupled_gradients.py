@@ -62,7 +62,7 @@ def _write_coupled_terms(
     """Write the gradients of the coupled rows of an output."""
     _, _, n_blocks, block, column, count, coupled = output
     edge, live, _, _ = edges
-    for b in range(tl.program_id(2), n_blocks, tl.num_programs(2)):
+    for b in range(tl.program_id(1), n_blocks, tl.num_programs(1)):
         sums = zeros(edge.shape[0], _ROWS, D, ACC)
         for part in range(tl.cdiv(count, _CHANNELS)):
             first, start, rest = part_of(block, n_blocks, column, count, part, D)
@@ -92,6 +92,7 @@ def _coupled_gradient_kernel(
     n_columns,
     n_out,
     n_coupled,
+    n_outputs,
     M: tl.constexpr,
     K0: tl.constexpr,
     K1: tl.constexpr,
@@ -102,10 +103,11 @@ def _coupled_gradient_kernel(
 ):
     """Write gradients of coupled rows [n_edges, n_coupled].
 
-    Grid: (outputs, tiles of M edges, splits of the blocks of rows).
+    Grid: (tiles of M edges with all outputs each, splits of the blocks of rows).
     """
-    output = load_output(outputs_ptr, tl.program_id(0))
-    edges = load_edges(inputs, sizes, tl.program_id(1) * M, M)
+    tile, index = tl.program_id(0) // n_outputs, tl.program_id(0) % n_outputs
+    output = load_output(outputs_ptr, index)
+    edges = load_edges(inputs, sizes, tile * M, M)
     hidden = load_hidden(inputs, sizes, edges, K0, K1, PRECISION)
     for each in tl.static_range(len(COMPONENTS)):
         if output[0] == COMPONENTS[each]:
@@ -139,7 +141,7 @@ def coupled_gradient(grad: Tensor, inputs: EdgeInputs, packed: PackedWeight, pla
     splits = splits_of(len(plan.blocks), n_outputs * tiles, grad)
     if out.numel():
         with torch.cuda.device_of(grad):
-            _coupled_gradient_kernel[(n_outputs, tiles, splits)](
+            _coupled_gradient_kernel[(tiles * n_outputs, splits)](
                 tuple(inputs),
                 inputs.sizes,
                 packed.tensors,
@@ -149,6 +151,7 @@ def coupled_gradient(grad: Tensor, inputs: EdgeInputs, packed: PackedWeight, pla
                 len(packed.bias),
                 grad.shape[1],
                 plan.n_coupled,
+                n_outputs,
                 M=block,
                 **options,
                 **launch,

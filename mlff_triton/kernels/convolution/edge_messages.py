@@ -85,6 +85,7 @@ def _edge_messages_fwd_kernel(
     out_ptr,
     n_columns,
     n_out,
+    n_jobs,
     M: tl.constexpr,
     K0: tl.constexpr,
     K1: tl.constexpr,
@@ -94,10 +95,14 @@ def _edge_messages_fwd_kernel(
     LOSS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """Write messages [n_edges, n_out]. Grid: (jobs of the plan, tiles of M edges)."""
-    jobs_ptr += tl.program_id(0) * 2
+    """Write messages [n_edges, n_out]. Grid: tiles of M edges, with all jobs of the plan each.
+
+    Tiles are on the first axis, as the others hold 65,535 programs at most.
+    """
+    tile, job = tl.program_id(0) // n_jobs, tl.program_id(0) % n_jobs
+    jobs_ptr += job * 2
     output, part = load_output(outputs_ptr, tl.load(jobs_ptr)), tl.load(jobs_ptr + 1)
-    edges = load_edges(inputs, sizes, tl.program_id(1) * M, M)
+    edges = load_edges(inputs, sizes, tile * M, M)
     hidden = load_hidden(inputs, sizes, edges, K0, K1, PRECISION)
     for each in tl.static_range(len(COMPONENTS)):
         if output[0] == COMPONENTS[each]:
@@ -132,7 +137,7 @@ def edge_messages(
     block, options = edges_per_program(packed)
     if n_edges and len(plan.jobs):
         with torch.cuda.device_of(out):
-            _edge_messages_fwd_kernel[(len(plan.jobs), triton.cdiv(n_edges, block))](
+            _edge_messages_fwd_kernel[(triton.cdiv(n_edges, block) * len(plan.jobs),)](
                 tuple(inputs),
                 inputs.sizes,
                 packed.tensors,
@@ -142,6 +147,7 @@ def edge_messages(
                 out,
                 len(packed.bias),
                 out.shape[1],
+                len(plan.jobs),
                 M=block,
                 **constants(packed, plan),
                 **options,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -90,3 +93,14 @@ def test_errors_end_a_recording():
     x.fill_(2)
     for _ in range(3):
         assert repeated.compute(lambda: x * 2, x).equal(x * 2)
+
+
+def test_recording_does_not_import_the_compiler_of_pytorch():
+    code = (
+        "import sys, torch\n"
+        "from mlff_triton.kernels.common.cpu.recording import Repeated\n"
+        "x, repeated = torch.ones(2), Repeated()\n"
+        "for _ in range(3): assert repeated.compute(lambda: x + 1, x).tolist() == [2, 2]\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)  # noqa: S603 - our own code

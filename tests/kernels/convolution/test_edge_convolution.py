@@ -5,7 +5,10 @@ import torch
 from torch import Tensor
 
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.convolution import coupled_gradients, edge_messages
+from mlff_triton.kernels.convolution.edge_blocks import EdgeInputs, pack_weight
 from mlff_triton.kernels.convolution.edge_convolution import edge_convolution
+from mlff_triton.kernels.convolution.plan import plan_of
 from mlff_triton.kernels.convolution.reference import edge_convolution as reference
 from mlff_triton.kernels.convolution.types import TensorProduct
 from mlff_triton.testing import assert_close, assert_within
@@ -229,3 +232,31 @@ def test_refuses_what_does_not_fit(change, message, device):
     moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in change.items()}
     with pytest.raises(InputError, match=message):
         edge_convolution(**(given | {"product": SMALL} | moved))
+
+
+class Grids:
+    """A kernel that notes the grids of its launches, and computes nothing."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, ...]] = []
+
+    def __getitem__(self, grid):
+        self.found.append(grid)
+        return lambda *_, **__: None
+
+
+def test_millions_of_edges_are_on_the_first_axis_of_grids(device, monkeypatch):
+    product, n_edges = TensorProduct.of("1x0e", "1x0e", "1x0e"), 64 * 65_536
+    plan = plan_of(product, device)
+    edges = torch.zeros(1, device=device).expand(n_edges, 1)
+    senders = torch.zeros(1, dtype=torch.int64, device=device).expand(n_edges)
+    inputs = EdgeInputs(edges[:1], edges, edges, senders, senders)
+    packed = pack_weight(edges[:1], edges[0], plan.source)
+    grids = Grids()
+    monkeypatch.setattr(edge_messages, "_edge_messages_fwd_kernel", grids)
+    monkeypatch.setattr(coupled_gradients, "_coupled_gradient_kernel", grids)
+    edge_messages.edge_messages(inputs, packed, plan, product)
+    coupled_gradients.coupled_gradient(edges, inputs, packed, plan)
+    assert [grid[0] >= 65_536 and max(grid[1:], default=1) < 65_536 for grid in grids.found] == [
+        True
+    ] * 2

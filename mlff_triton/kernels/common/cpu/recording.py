@@ -40,6 +40,11 @@ class Recording(TorchDispatchMode):
         self.is_complete = True
         self._is_inside = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: PyTorch would import its compiler to exclude this, which takes a second."""
+        return False
+
     @contextmanager
     def made(self) -> Iterator[None]:
         """Record what is called."""
