@@ -10,7 +10,6 @@ from collections.abc import Collection
 
 from torch import Tensor
 
-from mlff_triton.kernels.common.dense import COMPUTE_DTYPES
 from mlff_triton.kernels.convolution.channel_blocks import ChannelRows, Network
 from mlff_triton.kernels.convolution.channel_gradients import (
     channel_gradients,
@@ -18,7 +17,11 @@ from mlff_triton.kernels.convolution.channel_gradients import (
 )
 from mlff_triton.kernels.convolution.channel_messages import channel_sums
 from mlff_triton.kernels.convolution.channel_plan import packing_of
-from mlff_triton.kernels.convolution.component_rows import component_rows, sender_sums
+from mlff_triton.kernels.convolution.component_rows import (
+    component_rows,
+    gradient_rows,
+    sender_sums,
+)
 from mlff_triton.kernels.convolution.edge_blocks import pack_weight
 from mlff_triton.kernels.convolution.graphs import receivers_of
 from mlff_triton.kernels.convolution.types import TensorProduct
@@ -38,12 +41,6 @@ def _prepare(
     packed = pack_weight(weight, bias, packing_of(product, node.device).source)
     edges = ChannelRows(rows, edge_sh.contiguous(), senders.contiguous())
     return edges, Network(hidden.contiguous(), packed)
-
-
-def _gradient_rows(grad: Tensor, row_ptr: Tensor, product: TensorProduct, reduce: str) -> Tensor:
-    """Return the gradients of sums, in the order of components."""
-    counts = row_ptr if reduce == "mean" else None
-    return component_rows(grad, product.output, COMPUTE_DTYPES[grad.dtype], counts)
 
 
 def network_sums(
@@ -76,7 +73,7 @@ def network_gradients(
     reduce: str,
 ) -> list[Tensor]:
     """Return the ``wanted`` gradients of nodes, harmonics and hidden values ("weights")."""
-    grad = _gradient_rows(grad, row_ptr, product, reduce)
+    grad = gradient_rows(grad, row_ptr, product, reduce)
     prepared = _prepare(node, edge_sh, hidden, weight, bias, senders, product)
     found = channel_gradients(grad, *prepared, row_ptr, product, wanted)
     if "node" in wanted:
@@ -97,7 +94,7 @@ def network_weight_gradient(
     reduce: str,
 ) -> tuple[Tensor, Tensor]:
     """Return gradients of weight and bias."""
-    grad = _gradient_rows(grad, row_ptr, product, reduce)
+    grad = gradient_rows(grad, row_ptr, product, reduce)
     prepared = _prepare(node, edge_sh, hidden, weight, bias, senders, product)
     receivers = receivers_of(row_ptr, len(senders))
     return channel_weight_gradient(grad, *prepared, receivers, product)

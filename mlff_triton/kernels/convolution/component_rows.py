@@ -11,9 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mlff_triton.kernels.common.dense import COMPUTE_DTYPES
 from mlff_triton.kernels.convolution.channel_plan import component_order
-from mlff_triton.kernels.convolution.graphs import mean_of
-from mlff_triton.kernels.convolution.types import Irreps
+from mlff_triton.kernels.convolution.graphs import by_sender, mean_of
+from mlff_triton.kernels.convolution.types import Irreps, TensorProduct
 
 _ROWS, _COLUMNS = 4, 256  # of a program
 _SUMMED_ROWS, _SUMMED_COLUMNS = 8, 128  # of contributions that a program adds at a time
@@ -77,6 +78,12 @@ def component_rows(
     return out
 
 
+def gradient_rows(grad: Tensor, row_ptr: Tensor, product: TensorProduct, reduce: str) -> Tensor:
+    """Return the gradients of sums, in the order of components, from those of sums or means."""
+    counts = row_ptr if reduce == "mean" else None
+    return component_rows(grad, product.output, COMPUTE_DTYPES[grad.dtype], counts)
+
+
 @triton.jit
 def _sender_sums_kernel(
     rows_ptr,
@@ -120,13 +127,12 @@ def sender_sums(
     n_columns = rows.shape[1]
     out = rows.new_empty(n_nodes, n_columns, dtype=dtype)
     if out.numel():
-        keys, sent = torch.sort(senders.int(), stable=True)
-        nodes = torch.arange(n_nodes + 1, device=keys.device, dtype=torch.int32)
+        sent, pointers = by_sender(senders, n_nodes)
         with torch.cuda.device_of(out):
             _sender_sums_kernel[(n_nodes, triton.cdiv(n_columns, _SUMMED_COLUMNS))](
                 rows,
                 sent,
-                torch.searchsorted(keys, nodes, out_int32=True),
+                pointers,
                 component_order(irreps, rows.device),
                 out,
                 n_columns,

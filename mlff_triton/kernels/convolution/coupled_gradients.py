@@ -32,6 +32,7 @@ from mlff_triton.kernels.convolution.edge_blocks import (
 )
 from mlff_triton.kernels.convolution.edge_messages import edges_per_program
 from mlff_triton.kernels.convolution.gradient_blocks import splits_of
+from mlff_triton.kernels.convolution.graphs import by_sender
 from mlff_triton.kernels.convolution.plan import CHANNELS, FILLER, ROWS, Plan
 
 _ROWS = tl.constexpr(ROWS)
@@ -205,7 +206,7 @@ def node_gradient(coupled: Tensor, inputs: EdgeInputs, plan: Plan) -> Tensor:
     """Return gradients of nodes [S, node columns] from those of coupled rows."""
     n_nodes, n_columns = inputs.node.shape
     out = coupled.new_empty(n_nodes, n_columns)
-    order, pointers = inputs.by_sender()
+    order, pointers = by_sender(inputs.senders, n_nodes)
     if out.numel():
         with torch.cuda.device_of(out):
             _node_gradient_kernel[(n_nodes, triton.cdiv(n_columns, _COLUMNS))](

@@ -74,12 +74,6 @@ class EdgeInputs(NamedTuple):
         """Numbers of edges, columns of nodes, elements of matrices and hidden values."""
         return len(self.senders), self.node.shape[1], self.matrices.shape[1], self.hidden.shape[1]
 
-    def by_sender(self) -> tuple[Tensor, Tensor]:
-        """Return edges sorted by sender, int64 [E], and where those of each begin, [S + 1]."""
-        senders, edges = torch.sort(self.senders, stable=True)
-        nodes = torch.arange(len(self.node) + 1, device=edges.device, dtype=senders.dtype)
-        return edges, torch.searchsorted(senders, nodes)
-
 
 class PackedWeight(NamedTuple):
     """Weights in the order of a plan, for kernels.

@@ -78,6 +78,13 @@ def receivers_of(row_ptr: Tensor, n_edges: int) -> Tensor:
     return receivers
 
 
+def by_sender(senders: Tensor, n_nodes: int) -> tuple[Tensor, Tensor]:
+    """Return edges sorted by sender, int64 [E], and where those of each begin, int32 [S + 1]."""
+    keys, edges = torch.sort(senders.int(), stable=True)
+    nodes = torch.arange(n_nodes + 1, device=keys.device, dtype=torch.int32)
+    return edges, torch.searchsorted(keys, nodes, out_int32=True)
+
+
 @triton.jit
 def mean_of(sums, count):
     """Return sums divided by a count, and 0 for none."""

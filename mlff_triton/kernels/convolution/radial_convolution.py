@@ -30,11 +30,12 @@ from mlff_triton.kernels.common.operators import (
 from mlff_triton.kernels.convolution.channel_blocks import ChannelRows
 from mlff_triton.kernels.convolution.channel_gradients import channel_gradients
 from mlff_triton.kernels.convolution.channel_messages import channel_sums
-from mlff_triton.kernels.convolution.component_rows import component_rows, sender_sums
-from mlff_triton.kernels.convolution.graphs import (
-    check_graph,
-    empty_output,
+from mlff_triton.kernels.convolution.component_rows import (
+    component_rows,
+    gradient_rows,
+    sender_sums,
 )
+from mlff_triton.kernels.convolution.graphs import check_graph, empty_output
 from mlff_triton.kernels.convolution.reference import radial_convolution as reference
 from mlff_triton.kernels.convolution.tabulated_edges import TabulatedEdges, tabulated_edges
 from mlff_triton.kernels.convolution.types import TensorProduct
@@ -92,8 +93,7 @@ def _prepare_gradient(
 ) -> tuple[Tensor, ChannelRows, TabulatedEdges, Tensor, TensorProduct]:
     """Return the gradients of sums, and other arguments as kernels read them."""
     parsed = TensorProduct.parse(product)
-    counts = row_ptr if reduce == "mean" else None
-    grad = component_rows(grad, parsed.output, node.dtype, counts)
+    grad = gradient_rows(grad, row_ptr, parsed, reduce)
     constants = table, positions, intervals, senders, parsed
     return grad, *_prepare(node, edge_sh, distance, *constants), row_ptr, parsed
 
