@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.bio.alignment_cases import EDIT, AlignmentCase, Problem, Scheme
+from mlff_triton._common.cores import n_cores
 from mlff_triton._common.timing import device_name, version_of
 from mlff_triton.bio.alignment.align import MODES
 from mlff_triton.bio.alignment.cigar import cigars
@@ -24,7 +24,7 @@ from mlff_triton.kernels.alignment.reference.alignment import alignment as refer
 from mlff_triton.kernels.alignment.types import Aligned, Gaps
 
 CPU = torch.device("cpu")
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+CORES = n_cores()
 CELLS_PER_CALL = 2 * 10**8  # for peers on the CPU
 AT_ONCE = 4  # cores that Python can keep busy with short calls
 CELLS_ONE_BY_ONE = 256**2  # most cells of a pair, except in the case with the most pairs

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from mlff_triton._common.cores import n_cores
 from mlff_triton._common.remedies import install
 from mlff_triton.errors import BackendError, MlffTritonError
 
@@ -83,7 +84,7 @@ def choose_device(comm: Any, device: str) -> str:
     else:
         chosen, n_used = device, size
         if device in ("auto", "cpu") and size > 1 and "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // size))
+            torch.set_num_threads(max(1, n_cores() // size))
     local.Free()
     crowded = max(comm.allgather((size / n_used, size, n_used)))
     if crowded[0] > 1 and comm.rank == 0:

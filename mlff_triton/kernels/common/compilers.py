@@ -29,6 +29,7 @@ import torch
 from mlff_triton._common import cache
 from mlff_triton._common.availability import is_interpreting
 from mlff_triton._common.child_process import HIDDEN, can_start, receive, send
+from mlff_triton._common.cores import n_cores
 from mlff_triton._common.version import __version__
 from mlff_triton.kernels.common.child import START, Task
 
@@ -233,9 +234,3 @@ def _mark() -> str:
         folder = Path(folder).expanduser().absolute()
         inode = folder.stat().st_ino
     return hashlib.sha256(f"{versions} {folder} {inode}".encode()).hexdigest()
-
-
-def n_cores() -> int:
-    """Return the number of cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
