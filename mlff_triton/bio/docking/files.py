@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -210,6 +210,31 @@ def attempt(function: Callable[..., Any], *arguments: Any) -> Any:
         return first_line(error)
 
 
+def reason_of(error: Exception) -> str:
+    """Return the first line of an error, or its class if it says nothing."""
+    return first_line(error) or type(error).__name__
+
+
+class Ligand(NamedTuple):
+    """A ligand that can be docked.
+
+    Attributes
+    ----------
+    record : Record
+        Its record in the file.
+    molecule : rdkit.Chem.Mol
+        Its molecule.
+    graph, judged : HeteroData
+        Its complexes with the receptor for the score model, and for the confidence model if there
+        is one.
+    """
+
+    record: Record
+    molecule: Any
+    graph: Any
+    judged: Any
+
+
 class Docker:
     """Models and a receptor on a device.
 
@@ -247,43 +272,60 @@ class Docker:
 
     def docked(self, records: list[Record]) -> Done:
         """Dock the ligands of records."""
-        molecules = [attempt(molecule_of, record, self._seed(record)) for record in records]
-        readable = [k for k, molecule in enumerate(molecules) if not isinstance(molecule, str)]
-        found = self._docked([records[k] for k in readable], [molecules[k] for k in readable])
-        results: list[bytes | str] = list(molecules)
-        for k, result in zip(readable, found, strict=True):
-            results[k] = result
-        return done_of(records, results)
-
-    def _docked(self, records: list[Record], molecules: list[Any]) -> list[bytes | str]:
-        """Return the poses of molecules; if a batch fails, those of one after another."""
-        try:
-            found = self._poses(records, molecules)
-        except Exception as error:  # noqa: BLE001 - the package raises many kinds
-            if len(records) == 1:
-                return [first_line(error) or type(error).__name__]
-            pairs = zip(records, molecules, strict=True)
-            return [result for pair in pairs for result in self._docked([pair[0]], [pair[1]])]
-        center = self.receptor.original_center.cpu().numpy()
-        write = partial(written, center=center, heavy=self.scores.settings.remove_hs)
-        return [attempt(write, *each) for each in zip(records, molecules, found, strict=True)]
+        given = [attempt(self._ligand, record) for record in records]
+        ligands = [each for each in given if isinstance(each, Ligand)]
+        found = iter(self._docked(ligands))
+        return done_of(records, [next(found) if isinstance(x, Ligand) else x for x in given])
 
     @with_own_settings
-    def _poses(self, records: list[Record], molecules: list[Any]) -> list[Poses]:
-        """Return the poses of molecules."""
-        complexes = [self.package.complex(m, self.receptor, self.scores) for m in molecules]
+    def _ligand(self, record: Record) -> Ligand:
+        """Return a ligand with its graphs.
+
+        Raises
+        ------
+        InputError
+            If RDKit or DiffDock cannot read it.
+        """
+        molecule = molecule_of(record, self._seed(record))
+        try:
+            graph = self.package.complex(molecule, self.receptor, self.scores)
+            judged = None
+            if self.judge is not None:
+                judged = self.package.complex(molecule, self.judged, self.judge)
+        except Exception as error:
+            raise InputError(reason_of(error)) from error
+        return Ligand(record, molecule, graph, judged)
+
+    def _docked(self, ligands: list[Ligand]) -> list[bytes | str]:
+        """Return the poses of ligands; if a batch fails, those of one after another."""
+        try:
+            found = self._poses(ligands)
+        except Exception as error:  # noqa: BLE001 - the package raises many kinds
+            if len(ligands) == 1:
+                return [reason_of(error)]
+            return [result for each in ligands for result in self._docked([each])]
+        center = self.receptor.original_center.cpu().numpy()
+        write = partial(written, center=center, heavy=self.scores.settings.remove_hs)
+        return [
+            attempt(write, each.record, each.molecule, poses)
+            for each, poses in zip(ligands, found, strict=True)
+        ]
+
+    @with_own_settings
+    def _poses(self, ligands: list[Ligand]) -> list[Poses]:
+        """Return the poses of ligands."""
         judge = None
         if self.judge is not None:
-            judged = [self.package.complex(m, self.judged, self.judge) for m in molecules]
+            judged = [each.judged for each in ligands]
             judge = Judge(self.judge.model, judged, self.judge.get("crop_beyond"))
         return dock(
             self.scores.model,
-            complexes,
+            [each.graph for each in ligands],
             self.diffusion,
             samples=self.work.samples,
-            seeds=[self._seed(record) for record in records],
+            seeds=[self._seed(each.record) for each in ligands],
             judge=judge,
-            poses=max(1, len(records)) * self.work.samples,
+            poses=max(1, len(ligands)) * self.work.samples,
         )
 
     def _seed(self, record: Record) -> int:

@@ -153,6 +153,24 @@ WRONG_LIGANDS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::mlff_triton.bio.docking.files.LigandWarning")
+def test_others_stay_in_one_batch_with_a_ligand_that_fails(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[int] = []
+    dock = files.dock
+
+    def counted(model: Any, complexes: Any, *arguments: Any, **options: Any) -> Any:
+        batches.append(len(complexes))
+        return dock(model, complexes, *arguments, **options)
+
+    monkeypatch.setattr(files, "dock", counted)
+    with Path("ligands.sdf").open("a") as file:
+        file.write("".join(f"{text}$$$$\n" for text, _ in WRONG_LIGANDS.values()))
+    assert run()[0] == 1
+    assert batches == [len(SMILES)]
+
+
 @pytest.mark.parametrize("case", WRONG_LIGANDS)
 def test_a_ligand_that_fails_costs_that_ligand_only(run: Any, case: str) -> None:
     text, reason = WRONG_LIGANDS[case]
