@@ -11,6 +11,9 @@ from benchmarks.lab.docking_table import docking_table
 from benchmarks.lab.lab import Lab
 from benchmarks.lab.schema import Results, read_rows
 from mlff_triton._common.timing import environment
+from tests.support import kernel_fixtures
+
+assert kernel_fixtures  # which chooses Triton's interpreter, before torch_geometric imports Triton
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of TorchScript, which e3nn compiles when it is imported

@@ -40,6 +40,7 @@ SLOW = {  # refused at last
     "bench": ("--no-such-option",),
     "embed": ("queries.fa", "--model", "folder", "--out", "new.csv"),
     "lammps": ("--var", "without a value"),
+    "dock": ("water.xyz", "queries.fa", "--model", "folder"),
 }
 FILES = (
     *("water.xyz", MODEL, "queries.fa", "targets.fa", "empty", "folder", "folder/new", "noise"),
