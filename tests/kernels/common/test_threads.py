@@ -123,6 +123,23 @@ def test_nobody_waits_for_a_thread_that_is_late(count):
     blocker.join()
 
 
+@pytest.mark.timeout(20)
+def test_helpers_may_call_loops_themselves():
+    before, both = torch.get_num_threads(), threading.Barrier(2, timeout=10)
+    done = []
+
+    def piece(k):
+        both.wait()  # until a helper has the other piece
+        in_parallel(done.append, [(2 * k,), (2 * k + 1,)])
+
+    torch.set_num_threads(2)
+    try:
+        in_parallel(piece, [(0,), (1,)])
+    finally:
+        torch.set_num_threads(before)
+    assert sorted(done) == [0, 1, 2, 3]
+
+
 def test_many_threads_call_at_once(count):
     def work(_):
         torch.set_num_threads(count)

@@ -180,6 +180,7 @@ def _helpers(count: int) -> list[SimpleQueue[_Share]]:
 
 def _help(queue: SimpleQueue[_Share], is_ready: threading.Event) -> None:
     torch.set_num_threads(1)  # while the caller's number is one, too: see `_Turns`
+    _wanted.value = 1  # what this thread calls belongs to the turn of its caller
     is_ready.set()
     while True:
         queue.get().run()
