@@ -42,6 +42,7 @@ IN_MODELS = {  # families that are measured in whole models, and the benchmarks 
     "transformer": "bio/encoders.py",
 }
 UNMEASURED = {  # parts of steps or blocks that are measured, and the cases that contain them
+    "convolution.edge_network": "docking",
     "ops.edge_tensors": "pair_embedding",
     "ops.radial_embedding": "radial_message_passing",
     "ops.radial_factors": "radial_message_passing",

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.kernels.convolution.edge_convolution import edge_convolution
+from mlff_triton.kernels.convolution.edge_network import edge_network
 from mlff_triton.kernels.convolution.radial_convolution import radial_convolution
 from mlff_triton.kernels.convolution.types import TensorProduct, columns_of
 from mlff_triton.kernels.types.edges import Knots
@@ -51,6 +52,14 @@ def networks(product: TensorProduct, dtype: torch.dtype, hidden: int = MORE_HIDD
     return derivatives(edge_convolution, (*floats, *GRAPH, product, "mean"), dtype)
 
 
+def layer_of_network(n_ends: int, dtype: torch.dtype, columns: int = 48) -> object:
+    """Apply a layer of a network of edges to features, and to the rows of some nodes of an edge."""
+    ends = [(torch.ones(NODES, columns, dtype=dtype), GRAPH[1])] * n_ends
+    features = torch.ones(EDGES, columns, dtype=dtype)
+    weight = torch.ones((n_ends + 1) * columns, 3 * columns, dtype=dtype)
+    return edge_network(features, ends, weight, weight[0])
+
+
 def tables(product: TensorProduct, dtype: torch.dtype) -> object:
     """Convolve with weights from tables, with gradients."""
     table = torch.ones(2, 3, product.n_weights, dtype=dtype)
@@ -72,6 +81,7 @@ def convolution_calls() -> dict[str, Callable[[], object]]:
     return {
         "edge_convolution, uvw": partial(networks, MIXED, single, HIDDEN),
         "edge_convolution, uvu": partial(networks, CHANNELWISE, single, HIDDEN),
+        "edge_network": partial(layer_of_network, 2, single),
         "radial_convolution": partial(tables, CHANNELWISE, single),
     }
 
@@ -86,6 +96,12 @@ def more_convolutions() -> dict[str, Callable[[], object]]:
     }
     made["edge_convolution, uvw, degree 3"] = partial(networks, DEEP, single)
     made["edge_convolution, uvu, degree 3"] = partial(networks, WIDE, single)
+    made |= {
+        f"edge_network, {n_ends} ends, {dtype}": partial(layer_of_network, n_ends, dtype)
+        for n_ends in (0, 1, 2)
+        for dtype in (single, *others)
+    }
+    made["edge_network, few columns"] = partial(layer_of_network, 2, single, 8)
     made["radial_convolution, degree 3"] = partial(tables, WIDE, single)
     made["radial_convolution, float64"] = partial(tables, CHANNELWISE, torch.float64)
     return made

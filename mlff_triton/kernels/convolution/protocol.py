@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -31,6 +32,16 @@ class ConvolutionOperators(Protocol):
         reduce: str = "sum",
     ) -> Tensor:
         """Convolve node features, with weights from a network per edge."""
+
+    def edge_network(
+        self,
+        features: Tensor,
+        ends: Sequence[tuple[Tensor, Tensor]],
+        weight: Tensor,
+        bias: Tensor,
+        activation: str = "relu",
+    ) -> Tensor:
+        """Apply a layer of a network to the features of edges and the rows of their nodes."""
 
     def radial_convolution(
         self,

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from mlff_triton.bio.models.diffdock.edges import Edges
-from mlff_triton.bio.models.diffdock.weights import Convolution
+from mlff_triton.bio.models.diffdock.weights import Convolution, Network
 from mlff_triton.kernels.convolution.protocol import ConvolutionOperators
+
+Ends = tuple[tuple[Tensor, Tensor], ...]
+"""Rows of nodes [N, F], and the node of each edge, int64 [E]."""
 
 
 class Group(NamedTuple):
@@ -24,13 +29,16 @@ class Group(NamedTuple):
     node : [senders, columns]
         Rows of nodes that send.
     features : [E, F]
-        Inputs of the network.
+        First inputs of the network.
+    ends : Ends
+        Its other inputs, if any.
     """
 
     edges: Edges
     harmonics: Tensor
     node: Tensor
     features: Tensor
+    ends: Ends = ()
 
 
 def convolve(
@@ -41,19 +49,29 @@ def convolve(
     Groups have the same receivers. The layer has one network for all, or one per group, of which
     those from ``first`` on are used.
     """
-    n_receivers = len(groups[0].edges.row_ptr) - 1
-    sums = groups[0].node.new_zeros(n_receivers, layer.columns)
-    for index, (edges, harmonics, node, features) in enumerate(groups, first):
+    parts = []
+    for index, group in enumerate(groups, first):
         network = layer.networks[index if len(layer.networks) > 1 else 0]
-        if edges.size:
-            sums = sums + ops.edge_convolution(
-                node,
-                harmonics,
-                network.hidden(features),
+        if group.edges.size:
+            messages = ops.edge_convolution(
+                group.node,
+                group.harmonics,
+                hidden_values(ops, network, group),
                 network.last.weight,
                 network.last.bias,
-                edges.row_ptr,
-                edges.senders,
+                group.edges.row_ptr,
+                group.edges.senders,
                 layer.product,
             )
-    return sums
+            parts.append(messages)
+    if not parts:
+        return groups[0].node.new_zeros(len(groups[0].edges.row_ptr) - 1, layer.columns)
+    return reduce(torch.add, parts)
+
+
+def hidden_values(ops: ConvolutionOperators, network: Network, group: Group) -> Tensor:
+    """Return the hidden values [E, H] from which the last map of a network makes weights."""
+    x, ends = group.features, group.ends
+    for weight, bias in network.layers:
+        x, ends = ops.edge_network(x, ends, weight, bias, network.activation), ()
+    return x

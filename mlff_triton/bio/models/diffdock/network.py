@@ -177,15 +177,14 @@ def _group(
     *,
     senders_first: bool = False,
 ) -> Group:
-    """Return the edges of a graph with the scalars of both nodes as features."""
-    scalars = [
-        receivers[graph.edges.receivers, : model.ns],
-        senders[graph.edges.senders, : model.ns],
-    ]
-    if senders_first:
-        scalars.reverse()
-    features = torch.cat([graph.features, *scalars], 1)
-    return Group(graph.edges, harmonics, senders, features)
+    """Return the edges of a graph, whose network also reads the scalars of both nodes."""
+    ends = (
+        (receivers[:, : model.ns], graph.edges.receivers),
+        (senders[:, : model.ns], graph.edges.senders),
+    )
+    return Group(
+        graph.edges, harmonics, senders, graph.features, ends[::-1] if senders_first else ends
+    )
 
 
 def _alone(docking: Docking, layer: Convolution, graph: Graph, node: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from mlff_triton.bio.models.diffdock.complexes import (
     spherical_harmonics,
     time_embedding,
 )
-from mlff_triton.bio.models.diffdock.convolution import Group, convolve
+from mlff_triton.bio.models.diffdock.convolution import Ends, Group, convolve
 from mlff_triton.bio.models.diffdock.edges import mean_factors
 from mlff_triton.bio.models.diffdock.network import Docking, Encoded
 
@@ -71,8 +71,8 @@ def _rigid_scores(docking: Docking, data: Any, atoms: Tensor) -> tuple[Tensor, T
     graph = center_graph(model, data)
     is_fixed = getattr(model, "fixed_center_conv", True)
     chosen = graph.edges.senders if is_fixed else graph.edges.receivers  # as in the original
-    features = torch.cat([graph.features, atoms[chosen, : model.ns]], 1)
-    found = _final(docking, "final_conv", graph, graph.harmonics, atoms, features)
+    ends = ((atoms[:, : model.ns], chosen),)
+    found = _final(docking, "final_conv", graph, graph.harmonics, atoms, ends)
     rigid = found[:, :6]
     if not getattr(model, "odd_parity", False):
         rigid = rigid + found[:, 6:]
@@ -117,20 +117,18 @@ def _torsion_scores(docking: Docking, data: Any, atoms: Tensor, bonds: Tensor) -
     pairs = graph.harmonics[:, :, None] * directions[edges.receivers][:, None, :]
     harmonics = pairs.flatten(1) @ docking.bond_product.flatten(0, 1)
     of_bonds = (atoms[bonds[0]] + atoms[bonds[1]])[:, : model.ns]
-    features = torch.cat(
-        [graph.features, atoms[edges.senders, : model.ns], of_bonds[edges.receivers]], 1
-    )
-    found = _final(docking, "tor_bond_conv", graph, harmonics, atoms, features)
+    ends = ((atoms[:, : model.ns], edges.senders), (of_bonds, edges.receivers))
+    found = _final(docking, "tor_bond_conv", graph, harmonics, atoms, ends)
     torsions: Tensor = model.tor_final_layer(found).squeeze(1)
     return torsions
 
 
 def _final(
-    docking: Docking, name: str, graph: Graph, harmonics: Tensor, atoms: Tensor, features: Tensor
+    docking: Docking, name: str, graph: Graph, harmonics: Tensor, atoms: Tensor, ends: Ends
 ) -> Tensor:
     """Return the mean over edges of a last layer; NaN if there are no edges at all."""
     (layer,) = docking.layers[name]
     (factor,) = mean_factors([graph.edges], harmonics.dtype)
-    group = Group(graph.edges, harmonics * factor, atoms, features)
+    group = Group(graph.edges, harmonics * factor, atoms, graph.features, ends)
     found = layer.finish(convolve(docking.operators, layer, [group]), atoms)
     return found if graph.edges.size else torch.full_like(found, torch.nan)

@@ -18,8 +18,8 @@ from mlff_triton.kernels.convolution.types import (
 )
 from mlff_triton.kernels.types.linear import Linear
 
-ACTIVATIONS = {nn.ReLU: torch.relu, nn.SiLU: nn.functional.silu}
-"""Functions between the linear maps of a network."""
+ACTIVATIONS = {nn.ReLU: "relu", nn.SiLU: "silu"}
+"""Names of the functions between the linear maps of a network."""
 
 
 class Network(NamedTuple):
@@ -31,19 +31,13 @@ class Network(NamedTuple):
         All maps but the last, each of which the activation follows.
     last : Linear
         Map to the weights of the tensor product.
-    activation : type
-        Key of `ACTIVATIONS`.
+    activation : str
+        Name of the activation.
     """
 
     layers: list[Linear]
     last: Linear
-    activation: type[nn.Module]
-
-    def hidden(self, x: Tensor) -> Tensor:
-        """Return hidden values [E, H] of the features of edges."""
-        for weight, bias in self.layers:
-            x = ACTIVATIONS[self.activation](torch.addmm(bias, x, weight))
-        return x
+    activation: str
 
 
 class Normalization(NamedTuple):
@@ -190,7 +184,7 @@ def bond_product(module: Any) -> Tensor:
 
 def _network(sequence: Any) -> Network:
     maps = [exact_linear(part) for part in sequence if isinstance(part, nn.Linear)]
-    return Network(maps[:-1], maps[-1], type(sequence[1]))
+    return Network(maps[:-1], maps[-1], ACTIVATIONS[type(sequence[1])])
 
 
 def _mix(linear: Any) -> Tensor:
