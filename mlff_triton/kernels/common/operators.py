@@ -82,8 +82,54 @@ def needed_gradients(ctx: Any) -> list[bool]:
     return needed
 
 
+def by_chosen(gradients: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """Make the derivative of an operator from another one, which computes chosen gradients.
+
+    Parameters
+    ----------
+    gradients : callable
+        ``gradients(grad, *inputs, wanted)`` returns the gradients of the first inputs, given that
+        of the only output. Only those of the inputs with the ``wanted`` indices are computed. The
+        others are empty: see `chosen_like`.
+    count : int
+        Number of these inputs.
+
+    Returns
+    -------
+    callable
+        Argument ``differentiate`` of `operator`.
+    """
+
+    def differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        wanted = [k for k, needed in enumerate(needed_gradients(ctx)[:count]) if needed]
+        found = gradients(grad, *saved_inputs(ctx), wanted)
+        return tuple(x if k in wanted else None for k, x in enumerate(found))
+
+    return differentiate
+
+
+def chosen_like(count: int) -> Callable[..., tuple[Tensor, ...]]:
+    """Make the function that returns uninitialized outputs of an operator for `by_chosen`.
+
+    They have the shapes and dtypes of the inputs, or are empty if they are not wanted.
+    """
+
+    def empty(grad: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+        del grad
+        *others, wanted = inputs
+        return tuple(
+            x.new_empty(x.shape if k in wanted else 0) for k, x in enumerate(others[:count])
+        )
+
+    return empty
+
+
 def by_reference(
-    reference: Callable[..., Any], outputs: int = 1, wrt: Sequence[int] | None = None
+    reference: Callable[..., Any],
+    outputs: int = 1,
+    wrt: Sequence[int] | None = None,
+    *,
+    chosen: bool = False,
 ) -> Callable[..., Any]:
     """Make the derivative of a backward operator, by differentiating its reference twice.
 
@@ -97,6 +143,9 @@ def by_reference(
     wrt : sequence of int, optional
         Indices of the inputs whose gradients the operator returns. Default: all floating-point
         tensors.
+    chosen : bool
+        True if the operator takes the indices of inputs as a last argument, and computes their
+        gradients only: see `by_chosen`. It returns one output for each of the first inputs.
 
     Returns
     -------
@@ -106,11 +155,15 @@ def by_reference(
 
     def differentiate(ctx: Any, *grad_gradients: Tensor) -> tuple[Tensor | None, ...]:
         arguments = saved_inputs(ctx)
+        by = arguments.pop() if chosen else wrt
         grads, inputs = tuple(arguments[:outputs]), arguments[outputs:]
         active = [
             k for k, a in enumerate(inputs) if isinstance(a, Tensor) and a.is_floating_point()
         ]
-        wanted = [active.index(k) for k in (active if wrt is None else wrt)]
+        by = active if by is None else by
+        wanted = [active.index(k) for k in by]
+        if chosen:
+            grad_gradients = tuple(grad_gradients[k] for k in by)
 
         def forward(*floats: Tensor) -> Any:
             by_position = dict(zip(active, floats, strict=True))

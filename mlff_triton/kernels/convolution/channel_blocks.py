@@ -153,7 +153,7 @@ def load_nodes(rows, chunk, channel, JOBS: tl.constexpr, J: tl.constexpr, ACC: t
 def flat(chunk):
     """Return a chunk of several edges as functions of `edge_blocks` take it."""
     M: tl.constexpr = chunk[0].shape[0]
-    return tl.reshape(chunk[0], (M,)), tl.reshape(chunk[1], (M,)), 0, 0
+    return tl.reshape(chunk[0], (M,)), tl.reshape(chunk[1], (M,)), 0
 
 
 @triton.jit

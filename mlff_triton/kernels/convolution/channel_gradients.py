@@ -220,10 +220,11 @@ def _store_terms(
             _store_sum(pointers + JOBS.jobs[J].harmonics[k], terms[1][k], live, M)
         for k in tl.static_range(len(JOBS.jobs[J].others)):
             _store_sum(pointers + JOBS.jobs[J].others[k], tl.zeros_like(terms[2]), live, M)
-    if H == 0:
-        _store_sum(wanted[2] + row, terms[2], live, M)
-    elif wanted[2] is not None:
-        store_hidden_gradient(terms[3], wanted[2], flat(chunk), part, n_edges, H, K0, K1)
+    if wanted[2] is not None:
+        if H == 0:
+            _store_sum(wanted[2] + row, terms[2], live, M)
+        else:
+            store_hidden_gradient(terms[3], wanted[2], flat(chunk), part, n_edges, H, K0, K1)
 
 
 @triton.jit
@@ -299,13 +300,13 @@ def channel_gradients(
     weights: Weights,
     row_ptr: Tensor,
     product: TensorProduct,
-    wanted: Collection[str],
-) -> list[Tensor]:
+    wanted: Collection[int],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return contributions to nodes, and gradients of harmonics and of distances or hidden values.
 
     Takes the gradients [N, output] of sums. Rows of these and of the contributions [E, node
-    columns] are in the order of components. Only results that are ``wanted`` ("node", "edge_sh",
-    "weights") are computed and returned.
+    columns] are in the order of components. Only the ``wanted`` results, 0 to 2, are computed, and
+    the others are None.
     """
     n_edges = len(rows.senders)
     tabulated = isinstance(weights, TabulatedEdges)
@@ -314,12 +315,12 @@ def channel_gradients(
     blocks = triton.cdiv(jobs.most_channels, channels)
     parts = len(jobs.jobs) * blocks
     nodes = of_sh = of_weights = None
-    if "node" in wanted:
+    if 0 in wanted:
         make = grad.new_empty if jobs.reaches_all else grad.new_zeros
         nodes = make(n_edges, jobs.n_node)
-    if "edge_sh" in wanted:
+    if 1 in wanted:
         of_sh = grad.new_empty(parts, n_edges, jobs.n_harmonics)
-    if "weights" in wanted:
+    if 2 in wanted:
         shape = (weights.hidden.shape[1],) if isinstance(weights, Network) else ()
         of_weights = grad.new_empty(parts, n_edges, *shape)
     if n_edges and parts:
@@ -338,8 +339,7 @@ def channel_gradients(
                 num_warps=_TABLE_WARPS if tabulated else _NETWORK_WARPS,
                 num_stages=1,
             )
-    found = nodes, _total(of_sh), _total(of_weights)
-    return [x for x in found if x is not None]
+    return nodes, _total(of_sh), _total(of_weights)
 
 
 def _table_channels(jobs: Jobs, grad: Tensor) -> int:

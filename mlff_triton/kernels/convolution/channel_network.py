@@ -23,6 +23,13 @@ from mlff_triton.kernels.convolution.component_rows import (
     sender_sums,
 )
 from mlff_triton.kernels.convolution.edge_blocks import pack_weight
+from mlff_triton.kernels.convolution.edge_gradients import (
+    BIAS,
+    HARMONICS,
+    HIDDEN,
+    NODE,
+    WEIGHT,
+)
 from mlff_triton.kernels.convolution.graphs import receivers_of
 from mlff_triton.kernels.convolution.types import TensorProduct
 
@@ -60,7 +67,7 @@ def network_sums(
 
 
 def network_gradients(
-    wanted: Collection[str],
+    wanted: Collection[int],
     grad: Tensor,
     node: Tensor,
     edge_sh: Tensor,
@@ -71,30 +78,19 @@ def network_gradients(
     senders: Tensor,
     product: TensorProduct,
     reduce: str,
-) -> list[Tensor]:
-    """Return the ``wanted`` gradients of nodes, harmonics and hidden values ("weights")."""
+) -> list[Tensor | None]:
+    """Return the ``wanted`` gradients of nodes, harmonics, hidden values, weight and bias.
+
+    Gradients that are not wanted are None. The others are in the dtype of sums.
+    """
     grad = gradient_rows(grad, row_ptr, product, reduce)
     prepared = _prepare(node, edge_sh, hidden, weight, bias, senders, product)
-    found = channel_gradients(grad, *prepared, row_ptr, product, wanted)
-    if "node" in wanted:
-        found[0] = sender_sums(found[0], senders, len(node), product.node, node.dtype)
-    return [x.to(node.dtype) for x in found]
-
-
-def network_weight_gradient(
-    grad: Tensor,
-    node: Tensor,
-    edge_sh: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    row_ptr: Tensor,
-    senders: Tensor,
-    product: TensorProduct,
-    reduce: str,
-) -> tuple[Tensor, Tensor]:
-    """Return gradients of weight and bias."""
-    grad = gradient_rows(grad, row_ptr, product, reduce)
-    prepared = _prepare(node, edge_sh, hidden, weight, bias, senders, product)
-    receivers = receivers_of(row_ptr, len(senders))
-    return channel_weight_gradient(grad, *prepared, receivers, product)
+    of_node = of_sh = of_hidden = of_weight = of_bias = None
+    if not {NODE, HARMONICS, HIDDEN}.isdisjoint(wanted):
+        of_node, of_sh, of_hidden = channel_gradients(grad, *prepared, row_ptr, product, wanted)
+    if of_node is not None:
+        of_node = sender_sums(of_node, senders, len(node), product.node, node.dtype)
+    if not {WEIGHT, BIAS}.isdisjoint(wanted):
+        receivers = receivers_of(row_ptr, len(senders))
+        of_weight, of_bias = channel_weight_gradient(grad, *prepared, receivers, product)
+    return [of_node, of_sh, of_hidden, of_weight, of_bias]

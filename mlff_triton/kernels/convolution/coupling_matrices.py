@@ -19,9 +19,9 @@ from torch import Tensor
 from mlff_triton.kernels.common.dense import COMPUTE_DTYPES
 from mlff_triton.kernels.convolution.clebsch_gordan import coupling
 from mlff_triton.kernels.convolution.types import TensorProduct, columns_of
-from mlff_triton.kernels.ops.linear import linear
 
 _EDGES, _COLUMNS = 16, 64  # of a program
+_SUMMED_EDGES = 32  # of a program that sums over elements
 
 
 class _Terms(NamedTuple):
@@ -116,10 +116,48 @@ def coupling_matrices(edge_sh: Tensor, product: TensorProduct) -> Tensor:
     return out
 
 
+@triton.jit
+def _harmonics_gradient_kernel(
+    matrix_ptr,
+    dense_ptr,
+    out_ptr,
+    n_edges,
+    n_harmonics,
+    n_matrix,
+    M: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Write gradients of harmonics [n_edges, n_harmonics]. Grid: (tiles of M edges,)."""
+    edge = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
+    column = tl.arange(0, COLUMNS)
+    live, inside = edge < n_edges, column < n_harmonics
+
+    total = tl.zeros((M, COLUMNS), out_ptr.dtype.element_ty)
+    for p in range(n_matrix):
+        factor = tl.load(dense_ptr + p * n_harmonics + column, inside, other=0.0)
+        gradient = tl.load(matrix_ptr + edge * n_matrix + p, live, other=0.0)
+        total += gradient[:, None] * factor[None, :]
+    mask = live[:, None] & inside[None, :]
+    tl.store(out_ptr + edge[:, None] * n_harmonics + column[None, :], total, mask)
+
+
 def harmonics_gradient(of_matrices: Tensor, product: TensorProduct) -> Tensor:
-    """Return the gradients of harmonics [E, harmonics], from those of coupling matrices."""
-    if not product.n_matrix:
-        return of_matrices.new_zeros(len(of_matrices), columns_of(product.harmonics))
-    terms = _terms_of(product, of_matrices.dtype, of_matrices.device)
-    found: Tensor = linear(of_matrices, terms.dense.T, precision="ieee")
-    return found
+    """Return the gradients of harmonics [E, harmonics], from those of coupling matrices [E, P]."""
+    n_edges, n_matrix = of_matrices.shape
+    n_harmonics = columns_of(product.harmonics)
+    out = of_matrices.new_empty(n_edges, n_harmonics)
+    if out.numel():
+        dense = _terms_of(product, out.dtype, out.device).dense
+        with torch.cuda.device_of(out):
+            _harmonics_gradient_kernel[(triton.cdiv(n_edges, _SUMMED_EDGES),)](
+                of_matrices,
+                dense,
+                out,
+                n_edges,
+                n_harmonics,
+                n_matrix,
+                M=_SUMMED_EDGES,
+                COLUMNS=triton.next_power_of_2(n_harmonics),
+                num_warps=4,
+            )
+    return out

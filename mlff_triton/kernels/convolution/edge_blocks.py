@@ -38,7 +38,7 @@ _ROWS = tl.constexpr(ROWS)
 _CHANNELS = tl.constexpr(CHANNELS)
 _BLOCK = tl.constexpr(BLOCK)
 _FILLER = tl.constexpr(FILLER)
-_FIELDS = tl.constexpr(7)  # of an output of a plan
+_FIELDS = tl.constexpr(6)  # of an output of a plan
 _FEWEST_HIDDEN = 64
 """Sums of fewer products show the bit that halves lack."""
 
@@ -59,15 +59,12 @@ class EdgeInputs(NamedTuple):
         Hidden values of the network of the weights.
     senders : int64 or int32 [E]
         Sending nodes.
-    receivers : int32 [E] or None
-        Receiving nodes, for gradients.
     """
 
     node: Tensor
     matrices: Tensor
     hidden: Tensor
     senders: Tensor
-    receivers: Tensor | None
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -196,17 +193,11 @@ def hidden_blocks(n_hidden: int) -> tuple[int, int]:
 
 @triton.jit
 def load_edges(inputs, sizes, start, M: tl.constexpr):
-    """Return M edges from one on: index, if it is one, sender and receiver, [M] each.
-
-    Without receivers, senders take their place.
-    """
+    """Return M edges from one on: index, if it is one, and sender, [M] each."""
     edge = start + tl.arange(0, M)
     live = edge < sizes[0]
     sender = tl.load(inputs[3] + edge, live, other=0).to(tl.int64)
-    receiver = sender
-    if inputs[4] is not None:
-        receiver = tl.load(inputs[4] + edge, live, other=0).to(tl.int64)
-    return edge.to(tl.int64), live, sender, receiver
+    return edge.to(tl.int64), live, sender
 
 
 @triton.jit
@@ -220,21 +211,13 @@ def load_output(outputs_ptr, index):
         tl.load(outputs_ptr + 3),
         tl.load(outputs_ptr + 4),
         tl.load(outputs_ptr + 5),
-        tl.load(outputs_ptr + 6),
     )
-
-
-@triton.jit
-def part_of(block, n_blocks, column, count, part, D: tl.constexpr):
-    """Return first block, first column and number of the channels from a part of an output on."""
-    start = part * _CHANNELS
-    return block + part * n_blocks, column + start * D, count - start
 
 
 @triton.jit
 def load_hidden(inputs, sizes, edges, K0: tl.constexpr, K1: tl.constexpr, PRECISION: tl.constexpr):
     """Return hidden values of edges: parts [M, K0] and [M, K1], and units [M, 1] of halves."""
-    edge, live, _, _ = edges
+    edge, live, _ = edges
     n_hidden = sizes[3]
     row = inputs[2] + edge[:, None] * n_hidden
     k = tl.arange(0, K0)[None, :]
@@ -325,7 +308,7 @@ def coupled_rows(
     inputs, sizes, rows_ptr, edges, row, D: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr
 ):
     """Return the D components of coupled rows, which begin at one, [M, ROWS] each."""
-    edge, live, sender, _ = edges
+    edge, live, sender = edges
     rows_ptr += (row + tl.arange(0, _ROWS)) * 3
     column, width, matrix = tl.load(rows_ptr), tl.load(rows_ptr + 1), tl.load(rows_ptr + 2)
     node_ptr = inputs[0] + sender[:, None] * sizes[1] + column[None, :]
@@ -349,28 +332,6 @@ def zeros(M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, ACC: tl.constexpr):
     for _ in tl.static_range(D):
         blocks += (tl.zeros((M, N), ACC),)  # type: ignore[assignment]
     return blocks
-
-
-@triton.jit
-def output_gradients(grad_ptr, n_out, edges, column, count, D: tl.constexpr, ACC: tl.constexpr):
-    """Return the D components of gradients of output channels, [M, CHANNELS] each."""
-    _, live, _, receiver = edges
-    w = tl.arange(0, _CHANNELS)[None, :]
-    pointers = grad_ptr + receiver[:, None] * n_out + column + w * D
-    mask = live[:, None] & (w < count)
-    found = ()
-    for m in tl.static_range(D):
-        found += (tl.load(pointers + m, mask, other=0.0).to(ACC),)  # type: ignore[assignment]
-    return found
-
-
-@triton.jit
-def weight_gradients(z, grads, D: tl.constexpr):
-    """Return gradients [M, BLOCK] of weights, from coupled rows and gradients of the output."""
-    total = z[0][:, :, None] * grads[0][:, None, :]
-    for m in tl.static_range(1, D):
-        total += z[m][:, :, None] * grads[m][:, None, :]
-    return tl.reshape(total, (z[0].shape[0], _BLOCK))
 
 
 def constants(packed: PackedWeight, plan: Plan) -> dict[str, object]:

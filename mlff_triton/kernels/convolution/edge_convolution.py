@@ -13,45 +13,26 @@ receiver, in order. Gradients are kernels, too, and second derivatives are those
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_shape
 from mlff_triton.kernels.common.dense import COMPUTE_DTYPES, check_dense
-from mlff_triton.kernels.common.operators import (
-    by_reference,
-    needed_gradients,
-    operator,
-    saved_inputs,
-)
-from mlff_triton.kernels.convolution.channel_network import (
-    network_gradients,
-    network_sums,
-    network_weight_gradient,
-)
-from mlff_triton.kernels.convolution.coupled_gradients import (
-    coupled_gradient,
-    matrix_gradient,
-    node_gradient,
-)
-from mlff_triton.kernels.convolution.coupling_matrices import coupling_matrices, harmonics_gradient
+from mlff_triton.kernels.common.operators import by_chosen, by_reference, chosen_like, operator
+from mlff_triton.kernels.convolution.channel_network import network_gradients, network_sums
+from mlff_triton.kernels.convolution.coupling_matrices import coupling_matrices
 from mlff_triton.kernels.convolution.edge_blocks import (
     MAX_HIDDEN,
     EdgeInputs,
     PackedWeight,
     pack_weight,
 )
-from mlff_triton.kernels.convolution.edge_gradients import hidden_gradient, weight_gradient
+from mlff_triton.kernels.convolution.edge_gradients import edge_gradients
 from mlff_triton.kernels.convolution.edge_messages import edge_messages
-from mlff_triton.kernels.convolution.graphs import (
-    check_graph,
-    empty_output,
-    gradient_of_sums,
-    receiver_sums,
-    receivers_of,
-)
+from mlff_triton.kernels.convolution.graphs import check_graph, empty_output, receiver_sums
 from mlff_triton.kernels.convolution.plan import Plan, plan_of
 from mlff_triton.kernels.convolution.reference import edge_convolution as reference
 from mlff_triton.kernels.convolution.types import TensorProduct
@@ -98,7 +79,6 @@ def _prepare(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor,
-    receivers: Tensor | None,
     senders: Tensor,
     product: TensorProduct,
 ) -> _Prepared:
@@ -106,33 +86,15 @@ def _prepare(
     matrices = coupling_matrices(edge_sh, product)
     edges = node.contiguous(), matrices, hidden.contiguous(), senders.contiguous()
     packed = pack_weight(weight, bias, plan.source)
-    return _Prepared(EdgeInputs(*edges, receivers), packed, plan)
-
-
-def _prepare_gradient(
-    grad: Tensor,
-    node: Tensor,
-    edge_sh: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    row_ptr: Tensor,
-    senders: Tensor,
-    product: TensorProduct,
-    reduce: str,
-) -> tuple[Tensor, EdgeInputs, PackedWeight, Plan]:
-    """Return the gradients of sums, and other arguments as kernels read them."""
-    grad = gradient_of_sums(grad, row_ptr, reduce, COMPUTE_DTYPES[node.dtype])
-    receivers = receivers_of(row_ptr, len(senders))
-    return grad, *_prepare(node, edge_sh, hidden, weight, bias, receivers, senders, product)
+    return _Prepared(EdgeInputs(*edges), packed, plan)
 
 
 @operator(
-    "edge_convolution_hidden_gradient",
-    outputs="hidden",
-    differentiate=by_reference(_reference, wrt=(2,)),
+    "edge_convolution_gradient",
+    outputs=chosen_like(5),
+    differentiate=by_reference(_reference, chosen=True),
 )
-def _hidden_gradient(
+def _gradient(
     grad: Tensor,
     node: Tensor,
     edge_sh: Tensor,
@@ -143,91 +105,23 @@ def _hidden_gradient(
     senders: Tensor,
     product: str,
     reduce: str,
-) -> Tensor:
-    """Return the gradient of the hidden values."""
-    arguments = grad, node, edge_sh, hidden, weight, bias, row_ptr, senders
+    wanted: Sequence[int],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the wanted gradients of floating-point inputs, and empty tensors for the others."""
     parsed = TensorProduct.parse(product)
-    if parsed.mode == "uvu":
-        (found,) = network_gradients(("weights",), *arguments, parsed, reduce)
-    else:
-        found = hidden_gradient(*_prepare_gradient(*arguments, parsed, reduce))
-    return found.to(hidden.dtype)
-
-
-@operator(
-    "edge_convolution_weight_gradient",
-    outputs=("weight", "bias"),
-    differentiate=by_reference(_reference, wrt=(3, 4)),
-)
-def _weight_gradient(
-    grad: Tensor,
-    node: Tensor,
-    edge_sh: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    row_ptr: Tensor,
-    senders: Tensor,
-    product: str,
-    reduce: str,
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients of weight and bias."""
-    arguments = grad, node, edge_sh, hidden, weight, bias, row_ptr, senders
-    parsed = TensorProduct.parse(product)
-    if parsed.mode == "uvu":
-        of_weight, of_bias = network_weight_gradient(*arguments, parsed, reduce)
-    else:
-        of_weight, of_bias = weight_gradient(*_prepare_gradient(*arguments, parsed, reduce))
-    return of_weight.to(weight.dtype), of_bias.to(bias.dtype)
-
-
-@operator(
-    "edge_convolution_node_gradient",
-    outputs=("node", "edge_sh"),
-    differentiate=by_reference(_reference, wrt=(0, 1)),
-)
-def _node_gradient(
-    grad: Tensor,
-    node: Tensor,
-    edge_sh: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    row_ptr: Tensor,
-    senders: Tensor,
-    product: str,
-    reduce: str,
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients of nodes and of harmonics."""
-    arguments = grad, node, edge_sh, hidden, weight, bias, row_ptr, senders
-    parsed = TensorProduct.parse(product)
-    if parsed.mode == "uvu":
-        of_node, of_sh = network_gradients(("node", "edge_sh"), *arguments, parsed, reduce)
-    else:
-        grad, inputs, packed, plan = _prepare_gradient(*arguments, parsed, reduce)
-        coupled = coupled_gradient(grad, inputs, packed, plan)
-        of_node = node_gradient(coupled, inputs, plan)
-        of_sh = harmonics_gradient(matrix_gradient(coupled, inputs, plan), parsed)
-    return of_node.to(node.dtype), of_sh.to(edge_sh.dtype)
-
-
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    inputs = saved_inputs(ctx)
-    of_node, of_sh, of_hidden, of_weight, of_bias, *_ = needed_gradients(ctx)
-    found: list[Tensor | None] = [None] * 5
-    if of_node or of_sh:
-        found[:2] = _node_gradient(grad, *inputs)
-    if of_hidden:
-        found[2] = _hidden_gradient(grad, *inputs)
-    if of_weight or of_bias:
-        found[3:] = _weight_gradient(grad, *inputs)
-    return tuple(found)
+    floats = node, edge_sh, hidden, weight, bias
+    find = network_gradients if parsed.mode == "uvu" else edge_gradients
+    found = find(wanted, grad, *floats, row_ptr, senders, parsed, reduce)
+    return tuple(  # type: ignore[return-value]
+        x.new_empty(0) if k not in wanted or y is None else y.to(x.dtype)
+        for k, (x, y) in enumerate(zip(floats, found, strict=True))
+    )
 
 
 @operator(
     "edge_convolution",
     outputs=lambda node, *others: empty_output(node, others[4], others[6]),
-    differentiate=_gradients,
+    differentiate=by_chosen(_gradient, 5),
 )
 def _edge_convolution(
     node: Tensor,
@@ -245,7 +139,7 @@ def _edge_convolution(
     floats = node, edge_sh, hidden, weight, bias
     if parsed.mode == "uvu":
         return network_sums(*floats, row_ptr, senders, parsed, reduce)
-    inputs, packed, plan = _prepare(*floats, None, senders, parsed)
+    inputs, packed, plan = _prepare(*floats, senders, parsed)
     messages = edge_messages(inputs, packed, plan, parsed)
     return receiver_sums(messages, row_ptr, reduce, node.dtype)
 

@@ -1,275 +1,163 @@
-"""Gradients of hidden values and of weights of a fully connected convolution.
+"""Gradients of a fully connected convolution, from sums of outer products per receiver.
 
-With the gradients g of messages, which are those of their receivers, and the rows r of the plan,
-
-    grad hidden_e = sum_rw (sum_m z_e[r, m] g_e[w, m]) weight[:, rw]
-    grad weight   = sum_e hidden_e (sum_m z_e[r, m] g_e[w, m])
-
-Gradients of weights are summed by several programs, which take tiles of edges in turns, and those
-of hidden values by programs that take outputs in turns. A second pass adds their sums, in order.
+Messages are linear in outer products of coupled rows and hidden values, with weights that edges
+share. Gradients of these products are equal for all edges of a receiver, so they are computed once
+for each: see `mlff_triton.kernels.convolution.outer_sums`. As many receivers are taken at a time as
+have sums that fit a limit of memory.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
+
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from mlff_triton.kernels.convolution.edge_blocks import (
-    EdgeInputs,
-    PackedWeight,
-    constants,
+from mlff_triton.kernels.convolution.coupled_columns import CoupledColumns, coupled_columns
+from mlff_triton.kernels.convolution.coupled_rows import (
     coupled_rows,
-    load_edges,
-    load_output,
-    output_gradients,
-    part_of,
-    weight_gradients,
+    matrix_gradient,
+    node_gradient,
 )
-from mlff_triton.kernels.convolution.gradient_blocks import (
-    add_hidden_gradient,
-    add_weight_gradient,
-    splits_of,
-    store_hidden_gradient,
-    store_weight_gradient,
-    zero_weight_gradient,
+from mlff_triton.kernels.convolution.coupling_matrices import (
+    coupling_matrices,
+    harmonics_gradient,
 )
-from mlff_triton.kernels.convolution.plan import CHANNELS, ROWS, Plan
+from mlff_triton.kernels.convolution.mixed_sums import weight_gradients, write_sums_gradient
+from mlff_triton.kernels.convolution.outer_sums import (
+    padded_hidden,
+    splits_of_edges,
+    write_coupled_gradient,
+    write_hidden_gradient,
+    write_outer_sums,
+)
+from mlff_triton.kernels.convolution.types import TensorProduct
 
-_ROWS = tl.constexpr(ROWS)
-_CHANNELS = tl.constexpr(CHANNELS)
-_EDGES = 64  # per program
+NODE, HARMONICS, HIDDEN, WEIGHT, BIAS = range(5)
+"""Inputs that get gradients, by their positions."""
 
-
-@triton.jit
-def _add_hidden_terms(
-    sums,
-    inputs,
-    sizes,
-    packed,
-    rows_ptr,
-    grad_ptr,
-    edges,
-    output,
-    part,
-    n_columns,
-    n_out,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    K0: tl.constexpr,
-    K1: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ACC: tl.constexpr,
-):
-    """Add what a part of an output's channels contributes to gradients [M, K0] and [M, K1]."""
-    _, row, n_blocks, block, column, count, _ = output
-    block, column, count = part_of(block, n_blocks, column, count, part, D)
-    grads = output_gradients(grad_ptr, n_out, edges, column, count, D, ACC)
-    for b in range(n_blocks):
-        z = coupled_rows(inputs, sizes, rows_ptr, edges, row + b * _ROWS, D, WIDTH, ACC)
-        gradient = weight_gradients(z, grads, D)  # [M, BLOCK]
-        sums = add_hidden_gradient(
-            sums, gradient, packed, block + b, n_columns, K0, K1, PRECISION, ACC
-        )
-    return sums
+_BYTES = 256 * 2**20  # of sums
+_MULTIPLE = 64  # of receivers, whose rows begin at aligned addresses
 
 
-@triton.jit
-def _hidden_gradient_kernel(
-    inputs,
-    sizes,
-    packed,
-    rows_ptr,
-    outputs_ptr,
-    jobs_ptr,
-    grad_ptr,
-    out_ptr,
-    n_columns,
-    n_out,
-    n_jobs,
-    M: tl.constexpr,
-    K0: tl.constexpr,
-    K1: tl.constexpr,
-    COMPONENTS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ACC: tl.constexpr,
-):
-    """Write parts of gradients [splits, n_edges, n_hidden]. Grid: (tiles of M edges, splits)."""
-    edges = load_edges(inputs, sizes, tl.program_id(0) * M, M)
-    sums = tl.zeros((M, K0), ACC), tl.zeros((M, K1 if K1 > 0 else 16), ACC)
-    for job in range(tl.program_id(1), n_jobs, tl.num_programs(1)):
-        output = load_output(outputs_ptr, tl.load(jobs_ptr + job * 2))
-        part = tl.load(jobs_ptr + job * 2 + 1)
-        for each in tl.static_range(len(COMPONENTS)):
-            if output[0] == COMPONENTS[each]:
-                sums = _add_hidden_terms(
-                    sums,
-                    inputs,
-                    sizes,
-                    packed,
-                    rows_ptr,
-                    grad_ptr,
-                    edges,
-                    output,
-                    part,
-                    n_columns,
-                    n_out,
-                    COMPONENTS[each],
-                    WIDTH,
-                    K0,
-                    K1,
-                    PRECISION,
-                    ACC,
-                )
+def edge_gradients(
+    wanted: Collection[int],
+    grad: Tensor,
+    node: Tensor,
+    edge_sh: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    row_ptr: Tensor,
+    senders: Tensor,
+    product: TensorProduct,
+    reduce: str,
+) -> list[Tensor | None]:
+    """Return the ``wanted`` gradients of nodes, harmonics, hidden values, weight and bias.
 
-    store_hidden_gradient(sums, out_ptr, edges, tl.program_id(1), sizes[0], sizes[3], K0, K1)
-
-
-def hidden_gradient(grad: Tensor, inputs: EdgeInputs, packed: PackedWeight, plan: Plan) -> Tensor:
-    """Return gradients [E, H] of hidden values, from those of the sums of receivers."""
-    n_edges, _, _, n_hidden = inputs.sizes
-    block = _EDGES // 2 if grad.dtype == torch.float64 else _EDGES
-    tiles = triton.cdiv(n_edges, block)
-    splits = splits_of(len(plan.jobs), tiles, grad)
-    out = grad.new_empty(splits, n_edges, n_hidden)
-    options = constants(packed, plan)
-    del options["LOSS"]
-    if out.numel():
-        with torch.cuda.device_of(grad):
-            _hidden_gradient_kernel[(tiles, splits)](
-                tuple(inputs),
-                inputs.sizes,
-                packed.tensors,
-                plan.rows,
-                plan.outputs,
-                plan.jobs,
-                grad,
-                out,
-                len(packed.bias),
-                grad.shape[1],
-                len(plan.jobs),
-                M=block,
-                **options,
-                num_warps=8,
-                num_stages=1,
-            )
-    return out.sum(0)
-
-
-@triton.jit
-def _write_weight_terms(
-    inputs,
-    sizes,
-    rows_ptr,
-    grad_ptr,
-    out_ptr,
-    bias_ptr,
-    output,
-    part,
-    b,
-    n_columns,
-    n_out,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,
-    M: tl.constexpr,
-    K0: tl.constexpr,
-    K1: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ACC: tl.constexpr,
-):
-    """Write the gradients of a block of weights and of its bias."""
-    _, row, n_blocks, block, column, count, _ = output
-    block, column, count = part_of(block, n_blocks, column, count, part, D)
-    sums = zero_weight_gradient(K0, K1, ACC)
-    for start in range(tl.program_id(1) * M, sizes[0], tl.num_programs(1) * M):
-        edges = load_edges(inputs, sizes, start, M)
-        z = coupled_rows(inputs, sizes, rows_ptr, edges, row + b * _ROWS, D, WIDTH, ACC)
-        grads = output_gradients(grad_ptr, n_out, edges, column, count, D, ACC)
-        gradient = weight_gradients(z, grads, D)  # [M, BLOCK]
-        sums = add_weight_gradient(sums, gradient, inputs, sizes, edges, K0, K1, PRECISION, ACC)
-    store_weight_gradient(sums, out_ptr, bias_ptr, block + b, sizes[3], n_columns, K0, K1)
-
-
-@triton.jit
-def _weight_gradient_kernel(
-    inputs,
-    sizes,
-    rows_ptr,
-    outputs_ptr,
-    blocks_ptr,
-    grad_ptr,
-    out_ptr,
-    bias_ptr,
-    n_columns,
-    n_out,
-    M: tl.constexpr,
-    K0: tl.constexpr,
-    K1: tl.constexpr,
-    COMPONENTS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ACC: tl.constexpr,
-):
-    """Write parts of gradients, [splits, n_hidden, n_columns], and of the bias [splits, n_columns].
-
-    Grid: (blocks of the plan, splits of the edges).
+    Takes the gradients of the output, followed by the arguments of the convolution.
+    Gradients that are not wanted are None. The others are in the dtype of sums.
     """
-    blocks_ptr += tl.program_id(0) * 3
-    output = load_output(outputs_ptr, tl.load(blocks_ptr))
-    part, b = tl.load(blocks_ptr + 1), tl.load(blocks_ptr + 2)
-    for each in tl.static_range(len(COMPONENTS)):
-        if output[0] == COMPONENTS[each]:
-            _write_weight_terms(
-                inputs,
-                sizes,
-                rows_ptr,
-                grad_ptr,
-                out_ptr,
-                bias_ptr,
-                output,
-                part,
-                b,
-                n_columns,
-                n_out,
-                COMPONENTS[each],
-                WIDTH,
-                M,
-                K0,
-                K1,
-                PRECISION,
-                ACC,
-            )
+    if not (len(senders) and product.paths):
+        floats = node, edge_sh, hidden, weight, bias
+        return [x.new_zeros(x.shape) if k in wanted else None for k, x in enumerate(floats)]
+    columns = coupled_columns(product, node.device)
+    matrices = coupling_matrices(edge_sh, product)
+    node, hidden, weight, bias = (x.contiguous() for x in (node, hidden, weight, bias))
+    edges = _Edges(node, matrices, hidden, senders.contiguous(), columns)
+    receivers = _Receivers(grad.contiguous(), row_ptr.contiguous(), reduce)
+    coupled = None
+    if not {HIDDEN, WEIGHT, BIAS}.isdisjoint(wanted):
+        coupled = coupled_rows(node, matrices, edges.senders, columns)
+    of_hidden, of_coupled = _edge_terms(wanted, coupled, edges, receivers, weight, bias)
+    of_node = of_sh = of_weight = of_bias = None
+    if of_coupled is not None and NODE in wanted:
+        of_node = node_gradient(of_coupled, matrices, edges.senders, len(node), columns)
+    if of_coupled is not None and HARMONICS in wanted:
+        of_matrices = matrix_gradient(of_coupled, node, edges.senders, columns)
+        of_sh = harmonics_gradient(of_matrices, product)
+    if coupled is not None and not {WEIGHT, BIAS}.isdisjoint(wanted):
+        of_weight, of_bias = _weight_terms(coupled, edges, receivers, weight)
+    return [of_node, of_sh, of_hidden, of_weight, of_bias]
 
 
-def weight_gradient(
-    grad: Tensor, inputs: EdgeInputs, packed: PackedWeight, plan: Plan
+class _Edges(NamedTuple):
+    """Inputs of edges, with their coupling matrices, and the tables of the product."""
+
+    node: Tensor
+    matrices: Tensor
+    hidden: Tensor
+    senders: Tensor
+    columns: CoupledColumns
+
+    @property
+    def sums(self) -> tuple[int, int]:
+        """Shape of the sums of a receiver."""
+        return len(self.columns.columns), padded_hidden(self.hidden.shape[1])
+
+
+class _Receivers(NamedTuple):
+    """Gradients of receivers, row pointers, and how messages are reduced."""
+
+    grad: Tensor
+    row_ptr: Tensor
+    reduce: str
+
+    def some(self, like: Tensor, shape: tuple[int, int]) -> Iterator[tuple[_Receivers, Tensor]]:
+        """Yield some receivers at a time, and memory for sums of a shape for each."""
+        fitting = _BYTES // (math.prod(shape) * like.element_size())
+        size = max(_MULTIPLE, fitting // _MULTIPLE * _MULTIPLE)
+        sums = like.new_empty(min(size, len(self.grad)), *shape)
+        for first in range(0, len(self.grad), size):
+            grad = self.grad[first : first + size]
+            row_ptr = self.row_ptr[first : first + len(grad) + 1]
+            yield _Receivers(grad, row_ptr, self.reduce), sums[: len(grad)]
+
+
+def _edge_terms(
+    wanted: Collection[int],
+    coupled: Tensor | None,
+    edges: _Edges,
+    receivers: _Receivers,
+    weight: Tensor,
+    bias: Tensor,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of hidden values [E, H] and of coupled rows [E, C], if needed."""
+    of_hidden = of_coupled = None
+    n_edges, columns, hidden = len(edges.senders), edges.columns, edges.hidden
+    if HIDDEN in wanted:
+        of_hidden = edges.matrices.new_empty(hidden.shape)
+    if not {NODE, HARMONICS}.isdisjoint(wanted):
+        of_coupled = edges.matrices.new_empty(n_edges, len(columns.columns))
+    if of_hidden is None and of_coupled is None:
+        return None, None
+    splits = splits_of_edges(n_edges, len(receivers.grad))
+    for some, sums in receivers.some(edges.matrices, edges.sums):
+        write_sums_gradient(some.grad, weight, bias, some.row_ptr, columns, some.reduce, sums)
+        if of_hidden is not None and coupled is not None:
+            write_hidden_gradient(sums, coupled, some.row_ptr, of_hidden, splits)
+        if of_coupled is not None:
+            write_coupled_gradient(sums, hidden, some.row_ptr, of_coupled, splits)
+    return of_hidden, of_coupled
+
+
+def _weight_terms(
+    coupled: Tensor, edges: _Edges, receivers: _Receivers, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return gradients [H, weights] and [weights] of weight and bias."""
-    n_edges, _, _, n_hidden = inputs.sizes
-    n_columns, n_blocks = len(packed.bias), len(plan.blocks)
-    splits = splits_of(triton.cdiv(n_edges, _EDGES), n_blocks, grad)
-    out = grad.new_empty(splits, n_hidden, n_columns)
-    bias = grad.new_empty(splits, n_columns)
-    options = constants(packed, plan)
-    del options["LOSS"]
-    if out.numel():
-        with torch.cuda.device_of(grad):
-            _weight_gradient_kernel[(n_blocks, splits)](
-                tuple(inputs),
-                inputs.sizes,
-                plan.rows,
-                plan.outputs,
-                plan.blocks,
-                grad,
-                out,
-                bias,
-                n_columns,
-                grad.shape[1],
-                M=_EDGES,
-                **options,
-                num_warps=8,
-                num_stages=1,
-            )
-    return out.sum(0).index_select(1, plan.position), bias.sum(0).index_select(0, plan.position)
+    """Return the gradients of weight [H, weights] and bias [weights]."""
+    parts = []
+    for some, sums in receivers.some(coupled, edges.sums):
+        write_outer_sums(coupled, edges.hidden, some.row_ptr, sums)
+        parts.append(
+            weight_gradients(some.grad, sums, weight, some.row_ptr, edges.columns, some.reduce)
+        )
+    of_weight, of_bias = zip(*parts, strict=True)
+    return _total(of_weight), _total(of_bias)
+
+
+def _total(parts: Sequence[Tensor]) -> Tensor:
+    """Return the sum of parts along their first axis."""
+    found = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+    return found.sum(0) if len(found) > 1 else found[0]

@@ -56,8 +56,8 @@ def _write_messages(
     ACC: tl.constexpr,
 ):
     """Write the messages of edges in a part of an output's channels."""
-    _, row, n_blocks, block, column, count, _ = output
-    edge, live, _, _ = edges
+    _, row, n_blocks, block, column, count = output
+    edge, live, _ = edges
     block += part * n_blocks
     sums = zeros(edge.shape[0], _CHANNELS, D, ACC)
     for b in range(n_blocks):

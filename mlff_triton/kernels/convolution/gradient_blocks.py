@@ -56,7 +56,7 @@ def store_hidden_gradient(
     sums, out_ptr, edges, split, n_edges, n_hidden, K0: tl.constexpr, K1: tl.constexpr
 ):
     """Store a part of the gradients of hidden values, [splits, n_edges, n_hidden]."""
-    edge, live, _, _ = edges
+    edge, live, _ = edges
     row = split.to(tl.int64) * n_edges + edge
     pointers = out_ptr + row[:, None] * n_hidden
     k = tl.arange(0, K0)[None, :]
@@ -112,7 +112,7 @@ def _add_outer(
     ACC: tl.constexpr,
 ):
     """Add products of K hidden values from one on, and gradients of a block, [K, BLOCK]."""
-    edge, live, _, _ = edges
+    edge, live, _ = edges
     k = start + tl.arange(0, K)
     hidden = tl.load(
         inputs[2] + edge[:, None] * sizes[3] + k[None, :],

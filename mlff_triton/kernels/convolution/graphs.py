@@ -78,11 +78,33 @@ def receivers_of(row_ptr: Tensor, n_edges: int) -> Tensor:
     return receivers
 
 
+@triton.jit
+def _starts_kernel(keys_ptr, out_ptr, n_keys, n_nodes, n_steps, M: tl.constexpr):
+    """Write where the keys of nodes [n_nodes + 1] begin, by bisection. Grid: (blocks of M nodes,).
+
+    The keys [n_keys] ascend.
+    """
+    node = tl.program_id(0) * M + tl.arange(0, M)
+    low = tl.zeros((M,), tl.int32)
+    high = low + n_keys
+    for _ in range(n_steps):
+        middle = low + (high - low) // 2
+        is_less = tl.load(keys_ptr + middle, middle < n_keys, other=2147483647) < node
+        low = tl.where(is_less, middle + 1, low)
+        high = tl.where(is_less, high, middle)
+    tl.store(out_ptr + node, low, node <= n_nodes)
+
+
 def by_sender(senders: Tensor, n_nodes: int) -> tuple[Tensor, Tensor]:
     """Return edges sorted by sender, int64 [E], and where those of each begin, int32 [S + 1]."""
     keys, edges = torch.sort(senders.int(), stable=True)
-    nodes = torch.arange(n_nodes + 1, device=keys.device, dtype=torch.int32)
-    return edges, torch.searchsorted(keys, nodes, out_int32=True)
+    starts = keys.new_empty(n_nodes + 1)
+    n_keys = keys.shape[0]
+    with torch.cuda.device_of(keys):
+        _starts_kernel[(triton.cdiv(n_nodes + 1, _EDGES),)](
+            keys, starts, n_keys, n_nodes, n_keys.bit_length(), M=_EDGES
+        )
+    return edges, starts
 
 
 @triton.jit
@@ -152,11 +174,6 @@ def receiver_sums(messages: Tensor, row_ptr: Tensor, reduce: str, dtype: torch.d
 def reduced(sums: Tensor, row_ptr: Tensor, reduce: str) -> Tensor:
     """Return sums over the edges of nodes [N, ...] as they are, or as means."""
     return sums / row_ptr.diff().clamp(min=1)[:, None] if reduce == "mean" else sums
-
-
-def gradient_of_sums(grad: Tensor, row_ptr: Tensor, reduce: str, dtype: torch.dtype) -> Tensor:
-    """Return the gradients of sums [N, output] from those of sums or means."""
-    return reduced(grad.to(dtype), row_ptr, reduce).contiguous()
 
 
 def empty_output(node: Tensor, row_ptr: Tensor, product: str) -> Tensor:

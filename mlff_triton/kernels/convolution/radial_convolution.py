@@ -14,19 +14,14 @@ constants here. To train them, use `mlff_triton.kernels.convolution.edge_convolu
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_floats, check_shape
-from mlff_triton.kernels.common.operators import (
-    by_reference,
-    needed_gradients,
-    operator,
-    saved_inputs,
-)
+from mlff_triton.kernels.common.operators import by_chosen, by_reference, chosen_like, operator
 from mlff_triton.kernels.convolution.channel_blocks import ChannelRows
 from mlff_triton.kernels.convolution.channel_gradients import channel_gradients
 from mlff_triton.kernels.convolution.channel_messages import channel_sums
@@ -78,30 +73,10 @@ def _prepare(
     return ChannelRows(rows, edge_sh.contiguous(), senders.contiguous()), located
 
 
-def _prepare_gradient(
-    grad: Tensor,
-    node: Tensor,
-    edge_sh: Tensor,
-    distance: Tensor,
-    table: Tensor,
-    positions: Tensor,
-    intervals: Tensor,
-    row_ptr: Tensor,
-    senders: Tensor,
-    product: str,
-    reduce: str,
-) -> tuple[Tensor, ChannelRows, TabulatedEdges, Tensor, TensorProduct]:
-    """Return the gradients of sums, and other arguments as kernels read them."""
-    parsed = TensorProduct.parse(product)
-    grad = gradient_rows(grad, row_ptr, parsed, reduce)
-    constants = table, positions, intervals, senders, parsed
-    return grad, *_prepare(node, edge_sh, distance, *constants), row_ptr, parsed
-
-
 @operator(
     "radial_convolution_gradient",
-    outputs=("node", "edge_sh", "distance"),
-    differentiate=by_reference(_reference, wrt=(0, 1, 2)),
+    outputs=chosen_like(3),
+    differentiate=by_reference(_reference, chosen=True),
 )
 def _gradient(
     grad: Tensor,
@@ -115,52 +90,25 @@ def _gradient(
     senders: Tensor,
     product: str,
     reduce: str,
+    wanted: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of nodes, harmonics and distances."""
-    constants = table, positions, intervals, row_ptr, senders, product, reduce
-    prepared = _prepare_gradient(grad, node, edge_sh, distance, *constants)
-    nodes, of_sh, of_distance = channel_gradients(*prepared, ("node", "edge_sh", "weights"))
-    irreps = prepared[-1].node
-    return sender_sums(nodes, senders, len(node), irreps, node.dtype), of_sh, of_distance
-
-
-@operator(
-    "radial_convolution_edge_gradient",
-    outputs=("edge_sh", "distance"),
-    differentiate=by_reference(_reference, wrt=(1, 2)),
-)
-def _edge_gradient(
-    grad: Tensor,
-    node: Tensor,
-    edge_sh: Tensor,
-    distance: Tensor,
-    table: Tensor,
-    positions: Tensor,
-    intervals: Tensor,
-    row_ptr: Tensor,
-    senders: Tensor,
-    product: str,
-    reduce: str,
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients of harmonics and of distances."""
-    constants = table, positions, intervals, row_ptr, senders, product, reduce
-    prepared = _prepare_gradient(grad, node, edge_sh, distance, *constants)
-    of_sh, of_distance = channel_gradients(*prepared, ("edge_sh", "weights"))
-    return of_sh, of_distance
-
-
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    inputs = saved_inputs(ctx)
-    of_node, *_ = needed_gradients(ctx)
-    if of_node:
-        return _gradient(grad, *inputs)  # type: ignore[no-any-return]
-    return None, *_edge_gradient(grad, *inputs)
+    """Return the wanted gradients of nodes, harmonics and distances, and others empty."""
+    parsed = TensorProduct.parse(product)
+    grad = gradient_rows(grad, row_ptr, parsed, reduce)
+    constants = table, positions, intervals, senders, parsed
+    prepared = _prepare(node, edge_sh, distance, *constants)
+    of_node, *others = channel_gradients(grad, *prepared, row_ptr, parsed, wanted)
+    if of_node is not None:
+        of_node = sender_sums(of_node, senders, len(node), parsed.node, node.dtype)
+    return tuple(  # type: ignore[return-value]
+        node.new_empty(0) if x is None else x for x in (of_node, *others)
+    )
 
 
 @operator(
     "radial_convolution",
     outputs=lambda node, *others: empty_output(node, others[5], others[7]),
-    differentiate=_gradients,
+    differentiate=by_chosen(_gradient, 3),
 )
 def _radial_convolution(
     node: Tensor,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from mlff_triton.kernels.common.operators import (
+    by_chosen,
     by_reference,
+    chosen_like,
     needed_gradients,
     operator,
     saved_inputs,
@@ -82,3 +85,44 @@ def test_only_what_this_pass_needs_is_computed():
     assert torch.autograd.grad(y, b, retain_graph=True)[0].item() == 2
     assert torch.autograd.grad(y, a)[0].item() == 5
     assert asked == [[False, False, True], [True, False, False]]
+
+
+def powers(a: Tensor, b: Tensor, exponent: int) -> Tensor:
+    return a**exponent * b
+
+
+@operator(
+    "powers_gradient_of_tests",
+    outputs=chosen_like(2),
+    differentiate=by_reference(powers, chosen=True),
+)
+def powers_gradient(
+    grad: Tensor, a: Tensor, b: Tensor, exponent: int, wanted: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    chosen.append(list(wanted))
+    of_a = grad * exponent * a ** (exponent - 1) * b if 0 in wanted else a.new_empty(0)
+    of_b = grad * a**exponent if 1 in wanted else b.new_empty(0)
+    return of_a, of_b
+
+
+@operator("powers_of_tests", outputs="a", differentiate=by_chosen(powers_gradient, 2))
+def powers_operator(a: Tensor, b: Tensor, exponent: int) -> Tensor:
+    return powers(a, b, exponent)
+
+
+chosen: list[list[int]] = []
+
+
+def test_chosen_gradients_have_second_derivatives():
+    a, b = (torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+
+    def operate(a: Tensor, b: Tensor) -> Tensor:
+        return powers_operator(a, b, 3)
+
+    chosen.clear()
+    for leaves in ((a, b), (a, b.detach()), (a.detach(), b)):
+        assert torch.autograd.gradgradcheck(operate, leaves)
+        found = torch.ops.mlff_triton.powers_gradient_of_tests
+        wanted = [k for k, leaf in enumerate(leaves) if leaf.requires_grad]
+        torch.library.opcheck(found, (torch.ones_like(a), a, b, 3, wanted))
+    assert {tuple(each) for each in chosen} == {(0, 1), (0,), (1,)}

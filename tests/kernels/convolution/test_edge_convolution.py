@@ -5,7 +5,13 @@ import torch
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.convolution import coupled_gradients, edge_messages
+from mlff_triton.kernels.convolution import (
+    coupled_rows,
+    edge_gradients,
+    edge_messages,
+    outer_sums,
+)
+from mlff_triton.kernels.convolution.coupled_columns import coupled_columns
 from mlff_triton.kernels.convolution.edge_blocks import EdgeInputs, pack_weight
 from mlff_triton.kernels.convolution.edge_convolution import edge_convolution
 from mlff_triton.kernels.convolution.plan import plan_of
@@ -182,13 +188,55 @@ def test_repeats_to_the_bit(product, device):
 
 
 @both
-def test_gradients_are_computed_only_where_wanted(product, device):
+@pytest.mark.parametrize("leaf", range(5), ids=Inputs._fields[:5])
+def test_gradients_are_computed_only_where_wanted(leaf, product, device):
     given = inputs(product, [2, 1], 3, device)
-    hidden = given.hidden.requires_grad_()
+    wanted = given[leaf].requires_grad_()
     out = edge_convolution(*given, product)
-    (gradient,) = torch.autograd.grad(out.sum(), hidden)
-    (expected,) = torch.autograd.grad(reference.edge_convolution(*given, product).sum(), hidden)
+    (gradient,) = torch.autograd.grad(out.sum(), wanted)
+    (expected,) = torch.autograd.grad(reference.edge_convolution(*given, product).sum(), wanted)
     assert_close(gradient, expected, 1)
+
+
+@both
+def test_other_gradients_are_empty(product, device):
+    given = inputs(product, [2, 1], 3, device)
+    grad = torch.ones(2, product.n_outputs, dtype=given.node.dtype, device=device)
+    find = torch.ops.mlff_triton.edge_convolution_gradient
+    for wanted in ([0], [1], [2], [3], [4], [0, 4], [1, 2, 3]):
+        found = find(grad, *given, product.text, "sum", wanted)
+        shapes = [x.shape if k in wanted else (0,) for k, x in enumerate(given[:5])]
+        assert [x.shape for x in found] == shapes
+
+
+def test_second_derivatives_exist_where_gradients_are_wanted(device):
+    given = inputs(SMALL, [2, 1], 3, device)
+    leaves = given.edge_sh.requires_grad_(), given.weight.requires_grad_()
+
+    def second(operator):
+        out = operator(*given, SMALL, "mean").square().sum()
+        (first,) = torch.autograd.grad(out, leaves[0], create_graph=True)
+        return torch.autograd.grad(first.square().sum(), leaves)
+
+    for actual, expected in zip(
+        second(edge_convolution), second(reference.edge_convolution), strict=True
+    ):
+        assert_close(actual, expected, 2)
+
+
+def test_gradients_do_not_depend_on_how_many_receivers_fit_in_memory(device, monkeypatch):
+    given = inputs(MIXED, [2, 0, 3, 0, 0, 1], 3, device)
+
+    def run() -> tuple[Tensor, ...]:
+        leaves = [x.detach().requires_grad_() for x in given[:5]]
+        out = edge_convolution(*leaves, *given[5:], MIXED, "mean")
+        return torch.autograd.grad(out.square().sum(), leaves)
+
+    expected = run()
+    monkeypatch.setattr(edge_gradients, "_BYTES", 0)
+    monkeypatch.setattr(edge_gradients, "_MULTIPLE", 2)
+    for actual, right in zip(run(), expected, strict=True):
+        assert_close(actual, right, 1)
 
 
 @both
@@ -208,6 +256,10 @@ def test_registered_completely(product, device):
     leaves = [x.requires_grad_() for x in given[:5]]
     arguments = *leaves, *given[5:], product.text, "mean"
     torch.library.opcheck(torch.ops.mlff_triton.edge_convolution, arguments)
+    grad = torch.ones(2, product.n_outputs, dtype=given.node.dtype, device=device)
+    gradient = torch.ops.mlff_triton.edge_convolution_gradient
+    tests = "test_schema", "test_autograd_registration", "test_faketensor"
+    torch.library.opcheck(gradient, (grad, *arguments, [1, 2, 4]), test_utils=tests)
 
 
 @pytest.mark.parametrize(
@@ -250,13 +302,27 @@ def test_millions_of_edges_are_on_the_first_axis_of_grids(device, monkeypatch):
     plan = plan_of(product, device)
     edges = torch.zeros(1, device=device).expand(n_edges, 1)
     senders = torch.zeros(1, dtype=torch.int64, device=device).expand(n_edges)
-    inputs = EdgeInputs(edges[:1], edges, edges, senders, senders)
+    inputs = EdgeInputs(edges[:1], edges, edges, senders)
     packed = pack_weight(edges[:1], edges[0], plan.source)
     grids = Grids()
     monkeypatch.setattr(edge_messages, "_edge_messages_fwd_kernel", grids)
-    monkeypatch.setattr(coupled_gradients, "_coupled_gradient_kernel", grids)
+    monkeypatch.setattr(coupled_rows, "_coupled_rows_fwd_kernel", grids)
     edge_messages.edge_messages(inputs, packed, plan, product)
-    coupled_gradients.coupled_gradient(edges, inputs, packed, plan)
+    coupled_rows.coupled_rows(edges[:1], edges, senders, coupled_columns(product, edges.device))
     assert [grid[0] >= 65_536 and max(grid[1:], default=1) < 65_536 for grid in grids.found] == [
         True
     ] * 2
+
+
+def test_programs_share_the_edges_of_few_receivers(device, monkeypatch):
+    n_edges = 32 * 100_000
+    edges = torch.zeros(1, device=device).expand(n_edges, 1)
+    sums = torch.zeros(1, 1, 32, device=device)
+    grids = Grids()
+    monkeypatch.setattr(outer_sums, "_hidden_gradient_kernel", grids)
+    monkeypatch.setattr(outer_sums, "_coupled_gradient_kernel", grids)
+    splits = outer_sums.splits_of_edges(n_edges, 1)
+    row_ptr = torch.tensor([0, n_edges], device=device)
+    outer_sums.write_hidden_gradient(sums, edges, row_ptr, edges, splits)
+    outer_sums.write_coupled_gradient(sums, edges, row_ptr, edges, splits)
+    assert grids.found == [(1, 1, 65_535)] * 2  # the most that an axis holds
