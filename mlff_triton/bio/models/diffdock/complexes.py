@@ -36,8 +36,7 @@ class Graph(NamedTuple):
 
     def reversed(self, n_receivers: int, signs: Tensor | None = None) -> Graph:
         """Return the opposite edges, whose harmonics are multiplied with signs if given."""
-        n_senders = len(self.edges.row_ptr) - 1
-        edges = Edges.of(self.edges.senders, self.edges.receivers, n_receivers, n_senders)
+        edges = self.edges.reversed(n_receivers)
         harmonics = self.harmonics if signs is None else self.harmonics * signs
         return Graph(edges, harmonics[edges.order], self.features[edges.order])
 
@@ -53,20 +52,20 @@ def spherical_harmonics(vectors: Tensor, degree: int) -> Tensor:
     Those of one degree have the norm ``sqrt(2 l + 1)``. The degree is at most 2. Vectors of length
     zero have the direction zero.
     """
-    x, y, z = nn.functional.normalize(vectors, dim=-1).unbind(-1)
-    parts = [torch.ones_like(x)]
+    direction = nn.functional.normalize(vectors, dim=-1)
+    parts = [torch.ones_like(direction[:, :1])]
     if degree >= 1:
-        parts += [math.sqrt(3) * each for each in (x, y, z)]
+        parts.append(math.sqrt(3) * direction)
     if degree >= 2:
-        side, across = math.sqrt(15), x * x + z * z
+        xx, yy, zz = direction.square().split(1, -1)
+        xz_xy_yz = math.sqrt(15) * direction * direction.roll(1, -1)
         parts += [
-            side * x * z,
-            side * x * y,
-            math.sqrt(5) * (y * y - 0.5 * across),
-            side * y * z,
-            0.5 * side * (z * z - x * x),
+            xz_xy_yz[:, :2],
+            math.sqrt(5) * (yy - 0.5 * (xx + zz)),
+            xz_xy_yz[:, 2:],
+            math.sqrt(3.75) * (zz - xx),
         ]
-    return torch.stack(parts, -1)
+    return torch.cat(parts, -1)
 
 
 def degree_of(model: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -33,15 +34,22 @@ class Edges(NamedTuple):
     @classmethod
     def of(cls, receivers: Tensor, senders: Tensor, n_receivers: int, n_senders: int) -> Edges:
         """Sort edges by receivers, those of one receiver in their present order."""
-        wrong = (
-            (receivers < 0) | (receivers >= n_receivers) | (senders < 0) | (senders >= n_senders)
-        )
-        are_valid = ~wrong.any()
-        receivers, order = receivers.clamp(0, n_receivers - 1).sort(stable=True)
+        present = receivers.clamp(0, n_receivers - 1), senders.clamp(0, n_senders - 1)
+        are_valid = ((receivers == present[0]) & (senders == present[1])).all()
+        return cls._sorted(*present, n_receivers, are_valid)
+
+    def reversed(self, n_senders: int) -> Edges:
+        """Return the opposite edges; the order is that of these edges, before sorting."""
+        return self._sorted(self.senders, self.receivers, n_senders, self.are_valid)
+
+    @classmethod
+    def _sorted(
+        cls, receivers: Tensor, senders: Tensor, n_receivers: int, are_valid: Tensor
+    ) -> Edges:
+        receivers, order = receivers.sort(stable=True)
         starts = torch.arange(n_receivers + 1, device=receivers.device)
         row_ptr = torch.searchsorted(receivers, starts)
-        senders = senders.clamp(0, n_senders - 1)[order]
-        return cls(order, receivers, senders, row_ptr, are_valid)
+        return cls(order, receivers, senders[order], row_ptr, are_valid)
 
     @property
     def size(self) -> int:
@@ -54,8 +62,8 @@ def mean_factors(groups: Sequence[Edges], dtype: torch.dtype, *, mean: bool = Tr
 
     They are 1 unless ``mean``, and NaN for all edges of a group that is not valid.
     """
-    counts = torch.stack([group.row_ptr.diff() for group in groups]).sum(0)
-    each = counts.to(dtype).reciprocal() if mean else torch.ones_like(counts, dtype=dtype)
+    counts = reduce(torch.add, [group.row_ptr.diff() for group in groups]).to(dtype)
+    each = counts.reciprocal() if mean else torch.ones_like(counts)
     return [
         torch.where(group.are_valid, each[group.receivers], torch.nan)[:, None] for group in groups
     ]

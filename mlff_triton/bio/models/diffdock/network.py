@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mlff_triton.bio.models.diffdock.atoms import AtomTable, embed_atoms
 from mlff_triton.bio.models.diffdock.complexes import (
@@ -26,7 +26,7 @@ from mlff_triton.bio.models.diffdock.complexes import (
 )
 from mlff_triton.bio.models.diffdock.convolution import Group, convolve
 from mlff_triton.bio.models.diffdock.edges import Edges, mean_factors
-from mlff_triton.bio.models.diffdock.weights import Convolution
+from mlff_triton.bio.models.diffdock.weights import Convolution, added
 from mlff_triton.kernels.convolution.protocol import ConvolutionOperators
 
 
@@ -86,8 +86,9 @@ def encode_shared(docking: Docking, data: Any, cutoff: Any) -> Encoded:
     receptor, residues = _embedded_receptor(docking, data)
     ligand = ligand_graph(model, data)
     atoms = embed_atoms(model.lig_node_embedding, docking.ligand_atoms, _with_time(data["ligand"]))
+    (means,) = _means(ligand)
     for layer in layers["lig_emb_layers"]:
-        atoms = _alone(docking, layer, ligand, atoms)
+        atoms = _alone(docking, layer, ligand, means, atoms)
     cross = cross_graph(model, data, cutoff)
     back = cross.reversed(len(data["receptor"].pos), docking.signs)
     of_ligand, of_receptor = _means(ligand, cross), _means(receptor, back)
@@ -147,14 +148,10 @@ def encode_separate(docking: Docking, data: Any, cutoff: Any) -> Encoded:
             layer = layers[names[at]][index]
             group = _group(model, graphs[at], harmonics[at], *nodes[at], senders_first=at == 3)
             updates.append(layer.finish(convolve(docking.operators, layer, [group]), nodes[at][0]))
-        atoms = _padded(atoms, updates[0]) + updates[0] + updates[1]
+        atoms = added(updates[0] + updates[1], atoms)
         if n_groups == 4:
-            residues = _padded(residues, updates[2]) + updates[2] + updates[3]
+            residues = added(updates[2] + updates[3], residues)
     return Encoded(atoms, None)
-
-
-def _padded(node: Tensor, like: Tensor) -> Tensor:
-    return nn.functional.pad(node, (0, like.shape[-1] - node.shape[-1]))
 
 
 def _with_time(nodes: Any) -> Tensor:
@@ -187,9 +184,11 @@ def _group(
     )
 
 
-def _alone(docking: Docking, layer: Convolution, graph: Graph, node: Tensor) -> Tensor:
+def _alone(
+    docking: Docking, layer: Convolution, graph: Graph, harmonics: Tensor, node: Tensor
+) -> Tensor:
     """Return nodes after a layer over the edges of one graph."""
-    group = _group(docking.model, graph, _means(graph)[0], node, node)
+    group = _group(docking.model, graph, harmonics, node, node)
     sums = convolve(docking.operators, layer, [group])
     return layer.finish(sums, node, any_edges=graph.edges.size > 0)
 
@@ -223,8 +222,9 @@ def keep_receptor(docking: Docking, data: Any, edges: Edges) -> None:
     weights = edge_weights(model, distances, model.rec_max_radius)
     graph = Graph(edges, harmonics if weights is None else harmonics * weights, features)
     residues = embed_atoms(model.rec_node_embedding, docking.residues, receptor.x)
+    (means,) = _means(graph)
     for layer in docking.layers["rec_emb_layers"]:
-        residues = _alone(docking, layer, graph, residues)
+        residues = _alone(docking, layer, graph, means, residues)
     before = torch.empty_like(edges.order)
     before[edges.order] = torch.arange(edges.size, device=before.device)
     receptor.rec_node_attr = residues

@@ -109,11 +109,11 @@ class Convolution(NamedTuple):
             sums = sums @ self.mix
         norm = self.norm if any_edges or not self.skips_norm else None
         if self.is_residual and self.adds_first:
-            sums = _added(sums, node)
+            sums = added(sums, node)
         if norm is not None:
             sums = torch.addcmul(norm.shift, sums, norm.scale)
         if self.is_residual and not self.adds_first:
-            sums = _added(sums, node)
+            sums = added(sums, node)
         return sums
 
 
@@ -226,7 +226,7 @@ def _normalization(norm: Any) -> Normalization:
     return Normalization(*(x.repeat_interleave(repeats) for x in (scale, shift)))
 
 
-def _added(sums: Tensor, node: Tensor) -> Tensor:
+def added(sums: Tensor, node: Tensor) -> Tensor:
     """Add nodes [N, ...], which may have fewer columns."""
     missing = sums.shape[-1] - node.shape[-1]
     return sums + (nn.functional.pad(node, (0, missing)) if missing else node)
