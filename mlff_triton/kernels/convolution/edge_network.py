@@ -21,7 +21,6 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.activations import activate
-from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.checks import check_device, check_integers, check_shape
 from mlff_triton.kernels.common.dense import COMPUTE_DTYPES, accumulator, check_dense
 from mlff_triton.kernels.common.operators import operator
@@ -30,12 +29,101 @@ from mlff_triton.kernels.numerics.product import FULL
 
 
 class _Tile(NamedTuple):
-    """Sizes of the blocks of a program, and its warps."""
+    """Sizes of the blocks of a program: rows, columns and inner values of a product."""
 
     rows: int
     columns: int
     inner: int
-    warps: int
+
+    def programs(self, n_rows: int, n_out: int) -> int:
+        """Return the number of programs for a product [n_rows, n_out]."""
+        return -(-n_rows // self.rows) * -(-n_out // self.columns)
+
+
+_TILE, _WARPS = _Tile(64, 32, 16), 4
+"""The fastest of many on an H200: values in three parts take registers."""
+
+
+@triton.jit
+def _block_of(program, n_out, M: tl.constexpr, N: tl.constexpr):
+    """Return the M rows and N columns of a program. Those of the same rows follow each other."""
+    n_blocks = tl.cdiv(n_out, N)
+    row = (program // n_blocks).to(tl.int64) * M + tl.arange(0, M)
+    return row, (program % n_blocks) * N + tl.arange(0, N)
+
+
+@triton.jit
+def _product(
+    x_ptr,
+    weight_ptr,
+    row,
+    column,
+    n_rows,
+    n_in,
+    n_out,
+    x_row,
+    PRECISION: tl.constexpr,
+    ACC: tl.constexpr,
+    K: tl.constexpr,
+):
+    """Return a block of the product of x [n_rows, n_in] and a weight [n_in, n_out].
+
+    Rows of x are ``x_row`` elements apart.
+    """
+    sums = tl.zeros((row.shape[0], column.shape[0]), ACC)
+    for start in range(0, n_in, K):
+        k = start + tl.arange(0, K)
+        x = tl.load(
+            x_ptr + row[:, None] * x_row + k[None, :],
+            (row < n_rows)[:, None] & (k < n_in)[None, :],
+            other=0.0,
+        )  # [M, K]
+        weight = tl.load(
+            weight_ptr + k[:, None] * n_out + column[None, :],
+            (k < n_in)[:, None] & (column < n_out)[None, :],
+            other=0.0,
+        )  # [K, N]
+        sums = tl.dot(x, weight, sums, input_precision=PRECISION, out_dtype=ACC)
+    return sums
+
+
+@triton.jit
+def _node_terms_kernel(
+    node_ptrs,
+    weight_ptrs,
+    term_ptrs,
+    n_nodes,
+    n_in,
+    node_rows,
+    n_out,
+    PRECISION: tl.constexpr,
+    ACC: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+):
+    """Write terms [n_nodes[k], n_out] of each table of nodes.
+
+    Grid: (blocks [M, N] of the largest table, tables).
+    """
+    row, column = _block_of(tl.program_id(0), n_out, M, N)
+    for k in tl.static_range(len(node_ptrs)):
+        if tl.program_id(1) == k:
+            terms = _product(
+                node_ptrs[k],
+                weight_ptrs[k],
+                row,
+                column,
+                n_nodes[k],
+                n_in[k],
+                n_out,
+                node_rows[k],
+                PRECISION,
+                ACC,
+                K,
+            )
+            mask = (row < n_nodes[k])[:, None] & (column < n_out)[None, :]
+            tl.store(term_ptrs[k] + row[:, None] * n_out + column[None, :], terms, mask)
 
 
 @triton.jit
@@ -43,10 +131,10 @@ def _edge_network_fwd_kernel(
     x_ptr,
     weight_ptr,
     bias_ptr,
-    terms_ptrs,
+    term_ptrs,
     index_ptrs,
     out_ptr,
-    n_rows,
+    n_edges,
     n_in,
     n_out,
     x_row,
@@ -57,95 +145,58 @@ def _edge_network_fwd_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    """Write rows [n_rows, n_out] from x [n_rows, n_in], whose rows are ``x_row`` elements apart.
+    """Write hidden values [n_edges, n_out] from features x [n_edges, n_in].
 
-    Terms [nodes, n_out] are added as their indices [n_rows] say. Grid: tiles of M rows, with all
-    blocks of N columns each, on one axis, as the others hold 65,535 programs at most.
+    Terms of nodes [nodes, n_out] are loaded as their indices [n_edges] say, before the product to
+    which they are added. Grid: blocks [M, N], on one axis, as the others hold 65,535 programs.
     """
-    n_blocks = tl.cdiv(n_out, N)
-    tile, block = tl.program_id(0) // n_blocks, tl.program_id(0) % n_blocks
-    row = tile.to(tl.int64) * M + tl.arange(0, M)
-    column = (block * N + tl.arange(0, N))[None, :]
-    live = row < n_rows
-    mask = live[:, None] & (column < n_out)
+    row, column = _block_of(tl.program_id(0), n_out, M, N)
+    live, inside = row < n_edges, (column < n_out)[None, :]
+    mask = live[:, None] & inside
 
-    sums = tl.zeros((M, N), ACC)
-    for start in range(0, n_in, K):
-        k = start + tl.arange(0, K)
-        x = tl.load(
-            x_ptr + row[:, None] * x_row + k[None, :],
-            live[:, None] & (k < n_in)[None, :],
-            other=0.0,
-        )  # [M, K]
-        weight = tl.load(
-            weight_ptr + k[:, None] * n_out + column,
-            (k < n_in)[:, None] & (column < n_out),
-            other=0.0,
-        )  # [K, N]
-        sums = tl.dot(x, weight, sums, input_precision=PRECISION, out_dtype=ACC)
-    if bias_ptr is not None:
-        sums += tl.load(bias_ptr + column, column < n_out, other=0.0).to(ACC)
-    for k in tl.static_range(len(terms_ptrs)):
+    added = tl.load(bias_ptr + column[None, :], inside, other=0.0).to(ACC)
+    for k in tl.static_range(len(term_ptrs)):
         node = tl.load(index_ptrs[k] + row, live, other=0).to(tl.int64)
-        sums += tl.load(terms_ptrs[k] + node[:, None] * n_out + column, mask, other=0.0)
+        terms = term_ptrs[k] + node[:, None] * n_out + column[None, :]
+        added += tl.load(terms, mask, other=0.0)  # [M, N]
+    sums = _product(x_ptr, weight_ptr, row, column, n_edges, n_in, n_out, x_row, PRECISION, ACC, K)
 
-    y = activate(sums, ACTIVATION)
-    tl.store(out_ptr + row[:, None] * n_out + column, y.to(out_ptr.dtype.element_ty), mask)
-
-
-def _tile(x: Tensor, n_out: int) -> _Tile:
-    """Return a tile whose rows and weights of float64 fit in registers, too."""
-    inner = 32 if x.dtype == torch.float64 else 64
-    return _Tile(64, min(64, block_side(n_out)), min(inner, block_side(x.shape[1])), 4)
+    y = activate(sums + added, ACTIVATION)
+    pointers = out_ptr + row[:, None] * n_out + column[None, :]
+    tl.store(pointers, y.to(out_ptr.dtype.element_ty), mask)
 
 
-def _launch(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    terms: tuple[Tensor, ...],
-    index: tuple[Tensor, ...],
-    out: Tensor,
-    activation: str,
-) -> None:
-    """Write a linear map of rows x, plus terms of their nodes, after an activation."""
-    if not out.numel():
-        return
-    n_rows, n_out = out.shape
-    x = x if x.stride(1) == 1 else x.contiguous()
-    tile = _tile(x, n_out)
-    with torch.cuda.device_of(x):
-        _edge_network_fwd_kernel[
-            (triton.cdiv(n_rows, tile.rows) * triton.cdiv(n_out, tile.columns),)
-        ](
-            x,
-            weight,
-            bias,
-            terms,
-            index,
-            out,
-            n_rows,
-            x.shape[1],
-            n_out,
-            x.stride(0),
-            ACTIVATION=activation,
-            PRECISION=FULL.value if x.dtype == torch.float32 else "ieee",
-            ACC=accumulator(x),
-            M=tile.rows,
-            N=tile.columns,
-            K=tile.inner,
-            num_warps=tile.warps,
-        )
+def _options(x: Tensor, tile: _Tile) -> dict[str, Any]:
+    """Return what is known of both kernels when they are compiled."""
+    precision = FULL.value if x.dtype == torch.float32 else "ieee"
+    sizes = {"M": tile.rows, "N": tile.columns, "K": tile.inner}
+    return {"PRECISION": precision, "ACC": accumulator(x), "num_warps": _WARPS, **sizes}
 
 
-def _terms(nodes: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return the products of rows of nodes and their weights, in the dtype of sums."""
-    found = []
-    for x, weight in zip(nodes, weights, strict=True):
-        term = x.new_empty(len(x), weight.shape[1], dtype=COMPUTE_DTYPES[x.dtype])
-        _launch(x, weight, None, (), (), term, "none")
-        found.append(term)
-    return tuple(found)
+def _node_terms(nodes: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return products of tables of nodes and their weights, in the dtype of sums."""
+    if not nodes:
+        return ()
+    n_out, dtype = weights[0].shape[1], COMPUTE_DTYPES[nodes[0].dtype]
+    terms = tuple(x.new_empty(len(x), n_out, dtype=dtype) for x in nodes)
+    rows = tuple(map(_rows, nodes))
+    n_nodes, n_in = (tuple(x.shape[axis] for x in nodes) for axis in (0, 1))
+    _node_terms_kernel[(_TILE.programs(max(n_nodes), n_out), len(nodes))](
+        rows,
+        tuple(weights),
+        terms,
+        n_nodes,
+        n_in,
+        tuple(x.stride(0) for x in rows),
+        n_out,
+        **_options(nodes[0], _TILE),
+    )
+    return terms
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Return rows whose columns are consecutive in memory."""
+    return x if x.stride(1) == 1 else x.contiguous()
 
 
 def _empty_hidden(features: Tensor, *others: Any) -> Tensor:
@@ -164,10 +215,26 @@ def _edge_network(
 ) -> Tensor:
     """Apply the layer."""
     out = _empty_hidden(features, nodes, index, weight)
-    if out.numel():
-        own, *others = weight.contiguous().split([x.shape[1] for x in (features, *nodes)])
-        terms, rows = _terms(nodes, others), tuple(i.contiguous() for i in index)
-        _launch(features, own, bias.contiguous(), terms, rows, out, activation)
+    if not out.numel():
+        return out
+    x, (n_edges, n_out) = _rows(features), out.shape
+    own, *others = weight.contiguous().split([part.shape[1] for part in (features, *nodes)])
+    with torch.cuda.device_of(out):
+        terms = _node_terms(nodes, others)
+        _edge_network_fwd_kernel[(_TILE.programs(n_edges, n_out),)](
+            x,
+            own,
+            bias.contiguous(),
+            terms,
+            tuple(i.contiguous() for i in index),
+            out,
+            n_edges,
+            x.shape[1],
+            n_out,
+            x.stride(0),
+            ACTIVATION=activation,
+            **_options(x, _TILE),
+        )
     return out
 
 
@@ -234,17 +301,19 @@ def _check(
     activation: str,
 ) -> None:
     nodes = {f"node {k} of ends": node for k, (node, _) in enumerate(ends)}
+    index = {f"index {k} of ends": i for k, (_, i) in enumerate(ends)}
     check_dense(features=features, weight=weight, bias=bias, **nodes)
+    check_device(features, *index.values())
+    check_integers(**index)
     if activation not in ACTIVATIONS:
         raise InputError(f"activation={activation!r} is unknown: use {', '.join(ACTIVATIONS)}")
     check_shape("features", features, ("E", "C"))
-    for k, (node, index) in enumerate(ends):
-        check_device(features, index)
-        check_integers(**{f"index {k} of ends": index})
-        check_shape(f"node {k} of ends", node, ("N", "C"))
-        check_shape(f"index {k} of ends", index, (len(features),))
-        if len(index) and not len(node):
-            raise InputError(f"node {k} of ends has no rows, but there are {len(index)} edges")
+    n_edges = len(features)
+    for (name, node), (name_of_index, i) in zip(nodes.items(), index.items(), strict=True):
+        check_shape(name, node, ("N", "C"))
+        check_shape(name_of_index, i, (n_edges,))
+        if n_edges and not len(node):
+            raise InputError(f"{name} has no rows, but there are {n_edges} edges")
     n_in = features.shape[1] + sum(node.shape[1] for node, _ in ends)
     check_shape("weight", weight, (n_in, "H"))
     check_shape("bias", bias, (weight.shape[1],))
