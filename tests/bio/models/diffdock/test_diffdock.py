@@ -32,7 +32,10 @@ with warnings.catch_warnings():
     pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
     from tests.bio.models.diffdock import batches, neighbors, support
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.usefixtures("quick_products"),
+]
 
 LAYERS = ["shared", "groups", "separate", "faster", "depthwise", "first release"]
 MODELS = {
@@ -64,15 +67,6 @@ COMPLEXES = {
     "single atom": ([(1, 7), (5, 6)], 3.0),
     "rigid": ([(2, 7), (3, 6)], 3.0),
 }
-
-
-@pytest.fixture(autouse=True)
-def quick_products() -> Iterator[None]:
-    """Let e3nn's products be Python code, which takes no time to compile."""
-    before = e3nn.get_optimization_defaults()["jit_script_fx"]
-    e3nn.set_optimization_defaults(jit_script_fx=False)
-    yield
-    e3nn.set_optimization_defaults(jit_script_fx=before)
 
 
 def outputs(found: Any) -> list[Tensor]:

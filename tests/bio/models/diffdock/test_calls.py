@@ -1,0 +1,52 @@
+"""Number of operators that a call of an accelerated model dispatches."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from mlff_triton import bio
+from mlff_triton.bio.models.diffdock import adapter
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of TorchScript, which e3nn compiles when it is imported
+    pytest.importorskip("e3nn", reason="e3nn is not installed")
+    pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
+    from tests.bio.models.diffdock import batches, support
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.usefixtures("quick_products"),
+]
+
+MOST = {"CGOldModel": 600, "CGModel": 580}
+"""Operators of a call of three layers, those of the packages and views included."""
+
+
+class OneEach:
+    """Operators that dispatch one operator of PyTorch each."""
+
+    def edge_network(self, features: Tensor, *others: Any) -> Tensor:
+        return features.new_zeros(len(features), others[1].shape[1])
+
+    def edge_convolution(self, node: Tensor, *others: Any) -> Tensor:
+        return node.new_zeros(len(others[4]) - 1, others[6].n_outputs)
+
+
+@pytest.mark.parametrize("kind", MOST)
+def test_a_call_dispatches_few_operators(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter, "convolution_operators", lambda _: OneEach())
+    model, data = support.make_model(kind, {}), batches.make_batch([(4, 6), (5, 7)], 3.0)
+    with torch.inference_mode(), bio.accelerated(model, backend="torch"):
+        model(data)
+        with profile(activities=[ProfilerActivity.CPU]) as found:
+            model(data)
+    events = found.events()
+    assert events is not None
+    names = [e.name for e in events if e.cpu_parent is None and e.name.startswith("aten::")]
+    assert 100 < len(names) <= MOST[kind]
