@@ -28,11 +28,13 @@ with warnings.catch_warnings():
     pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
     from tests.bio.docking.complexes import make_model
     from tests.bio.models.diffdock.batches import SIGMAS
-    from tests.bio.models.diffdock.test_diffdock import quick_products
+    from tests.bio.models.diffdock.conftest import quick_products
 
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-assert quick_products  # a fixture of all tests here
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.usefixtures(quick_products.__name__),
+]
 
 PACKAGE = Path(__file__).with_name("package")
 SMILES = {"butanol": "CCCCO", "benzene": "c1ccccc1", "glycine": "NCC(=O)O"}

@@ -27,15 +27,18 @@ with warnings.catch_warnings():
     pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
     from tests.bio.docking import complexes, sampler
     from tests.bio.models.diffdock import batches, neighbors
-    from tests.bio.models.diffdock.test_diffdock import checkout, quick_products
+    from tests.bio.models.diffdock.conftest import quick_products
+    from tests.bio.models.diffdock.test_diffdock import checkout
 
 from mlff_triton.bio.docking import screening
 from mlff_triton.bio.docking.poses import Layout
 from mlff_triton.bio.docking.sampler import Noise, draw, first_positions, repaired, sample
 from mlff_triton.bio.docking.screening import Judge, dock, gather, torsions_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-assert quick_products  # a fixture of all tests here
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.usefixtures(quick_products.__name__),
+]
 
 SAMPLES = 2
 KINDS = {
