@@ -59,13 +59,15 @@ def check_shape(name: str, tensor: Tensor, shape: Sequence[int | str]) -> None:
     InputError
         If the shape differs.
     """
-    fits = len(tensor.shape) == len(shape) and all(
-        isinstance(wanted, str) or wanted == size
-        for size, wanted in zip(tensor.shape, shape, strict=True)
-    )
+    found = tensor.shape
+    fits = len(found) == len(shape)
+    for size, wanted in zip(found, shape, strict=False):  # every operator comes by here
+        if size != wanted and not isinstance(wanted, str):
+            fits = False
     if not fits:
-        wanted = ", ".join(map(str, shape))
-        raise InputError(f"{name} has the shape {list(tensor.shape)} instead of [{wanted}]")
+        raise InputError(
+            f"{name} has the shape {list(found)} instead of [{', '.join(map(str, shape))}]"
+        )
 
 
 def check_integers(**tensors: Tensor | None) -> None:

@@ -16,6 +16,7 @@ from mlff_triton.bio.core.weights import converted
 from mlff_triton.bio.models.diffdock.atoms import AtomTable, n_features
 from mlff_triton.bio.models.diffdock.complexes import (
     degree_of,
+    keep_receptor_edges,
     receptor_edges,
     signs_of_inversion,
 )
@@ -135,11 +136,13 @@ class DockingForward(FastForward[Docking]):
             data[RECEPTOR].x = data[RECEPTOR].x * 0
 
     def prepare(self, data: Any, time: float) -> None:
-        """Keep with a batch what calls would wait for: rotatable bonds, and norms of scores.
+        """Keep with a batch what calls would wait for or repeat.
 
-        All complexes are at one time, which is set. Bonds must not change afterwards.
+        These are rotatable bonds, norms of scores, and sorted contacts of residues. All complexes
+        are at one time, which is set. Bonds and contacts must not change afterwards.
         """
         model, ligand = self.module, data[LIGAND]
+        keep_receptor_edges(data)
         if not hasattr(ligand, "rotatable_bonds"):
             ligand.rotatable_bonds = rotatable_bonds(model, data)
         if not model.confidence_mode and model.scale_by_sigma:

@@ -145,9 +145,19 @@ def cross_graph(model: Any, data: Any, cutoff: Any) -> Graph:
 
 
 def receptor_edges(data: Any) -> Edges:
-    """Return the edges between residues, which are part of the data."""
-    index, n_residues = data["receptor", "receptor"].edge_index.long(), len(data["receptor"].pos)
+    """Return the edges between residues, which are part of the data and may be kept with it."""
+    contacts, n_residues = data["receptor", "receptor"], len(data["receptor"].pos)
+    source, kept = getattr(contacts, "sorted_edges", (None, None))
+    if kept is not None and source is contacts.edge_index:
+        return kept
+    index = contacts.edge_index.long()
     return Edges.of(index[0], index[1], n_residues, n_residues)
+
+
+def keep_receptor_edges(data: Any) -> None:
+    """Keep the edges between residues with the data; their tensor must not change afterwards."""
+    contacts = data["receptor", "receptor"]
+    contacts.sorted_edges = contacts.edge_index, receptor_edges(data)
 
 
 def center_graph(model: Any, data: Any) -> Graph:

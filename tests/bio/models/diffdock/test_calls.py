@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from mlff_triton import bio
 from mlff_triton.bio.models.diffdock import adapter
+from mlff_triton.bio.models.diffdock.edges import Edges
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of TorchScript, which e3nn compiles when it is imported
@@ -50,3 +51,28 @@ def test_a_call_dispatches_few_operators(kind: str, monkeypatch: pytest.MonkeyPa
     assert events is not None
     names = [e.name for e in events if e.cpu_parent is None and e.name.startswith("aten::")]
     assert 100 < len(names) <= MOST[kind]
+
+
+@pytest.mark.parametrize("kind", MOST)
+def test_contacts_of_residues_are_sorted_once_for_many_calls(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = support.make_model(kind, {}), batches.make_batch([(4, 6), (5, 7)], 3.0)
+    contacts = data["receptor", "receptor"]
+    sizes = []
+    with torch.inference_mode(), bio.accelerated(model, backend="torch"):
+        expected = model(data)[0]
+        model.forward.prepare(data, 0.5)
+        edges_of = Edges.of
+
+        def noted(receivers: Tensor, *others: Any) -> Edges:
+            sizes.append(len(receivers))
+            return edges_of(receivers, *others)
+
+        monkeypatch.setattr(Edges, "of", noted)
+        model.forward.prepare(data, 0.5)
+        assert torch.equal(model(data)[0], expected)
+        assert contacts.edge_index.shape[1] not in sizes
+        contacts.edge_index = contacts.edge_index.clone()
+        assert torch.equal(model(data)[0], expected)
+        assert contacts.edge_index.shape[1] in sizes
