@@ -15,10 +15,11 @@ SIZES = {"ns": 48, "nv": 10, "num_conv_layers": 6}
 RADIUS = 21.3  # of a globular protein of 300 residues, in Å
 EVERY = 4  # every fourth inner bond is rotatable
 SPREAD = 1.0  # of samples about the complex, in Å
-SMALL = 0.02
-"""Factor of the output for translations, so that ligands stay close to the receptor."""
+SMALLER, LARGER = 0.25, 5.0
+"""Factors of embeddings of atoms and of normalizations, and of the last layers of scores."""
+LAST = ("tr_final_layer.3.", "rot_final_layer.3.", "tor_final_layer.2.")
 LARGEST = 5.0
-"""Noise of translations at the time 1, in Å, for the same reason."""
+"""Noise of translations at the time 1, in Å, so that ligands stay close to the receptor."""
 
 
 def set_neighbors(models: Any) -> None:
@@ -32,10 +33,17 @@ def set_neighbors(models: Any) -> None:
 
 
 def calm(model: Any) -> None:
-    """Make the translations of a model with random weights small."""
+    """Give scores of a model with random weights about the size of a trained one's.
+
+    Messages are products of two functions of the nodes, so values explode from layer to layer
+    unless they are small.
+    """
     with torch.no_grad():
-        for x in model.tr_final_layer[-1].parameters():
-            x.mul_(SMALL)
+        for name, x in model.named_parameters():
+            if "atom_embedding" in name or ".batch_norm." in name:
+                x.mul_(SMALLER)
+            elif name.startswith(LAST):
+                x.mul_(LARGER)
 
 
 def diffusion(steps: int) -> Any:
@@ -130,10 +138,16 @@ def _radius(
     batch_y: Tensor,
     max_num_neighbors: int = 32,
 ) -> Tensor:
-    close = (torch.cdist(y, x) < r) & (batch_y[:, None] == batch_x)
-    if max_num_neighbors < len(x):
-        close &= close.cumsum(1, dtype=torch.int32) <= max_num_neighbors
-    return close.nonzero().T
+    """Return pairs (index of y, index of x) that are closer than r, for complexes of one size."""
+    del batch_y
+    count = int(batch_x[-1]) + 1
+    n, m = len(x) // count, len(y) // count
+    vectors = x.view(count, 1, n, 3) - y.view(count, m, 1, 3)
+    close = vectors.square().sum(-1) < r * r
+    if max_num_neighbors < n:
+        close &= close.cumsum(2, dtype=torch.int32) <= max_num_neighbors
+    at, row, column = close.nonzero().T
+    return torch.stack([at * m + row, at * n + column])
 
 
 def _radius_graph(x: Tensor, r: float, batch: Tensor, max_num_neighbors: int = 32) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -60,16 +61,18 @@ def draw(
 ) -> tuple[Start, Noise]:
     """Return the random numbers of ligands with a seed and a number of rotatable bonds each.
 
-    Those of a ligand do not depend on the others. Samples of a ligand follow each other.
+    Those of a ligand depend neither on the others nor on PyTorch's default dtype. Samples of a
+    ligand follow each other.
     """
     starts, noises = [], []
     for seed, n_bonds in zip(seeds, counts, strict=True):
         rng = torch.Generator().manual_seed(seed)
-        angles = torch.rand(samples * n_bonds, generator=rng).mul(2).sub(1).mul(torch.pi)
-        rows = torch.randn(samples, 7, generator=rng)
-        starts.append(Start(angles, rows[:, :4], rows[:, 4:]))
-        steps = torch.randn(n_steps, samples, 6, generator=rng)
-        torsions = torch.randn(n_steps, samples * n_bonds, generator=rng)
+        normal = partial(torch.randn, generator=rng, dtype=torch.float32)
+        angles = torch.rand(samples * n_bonds, generator=rng, dtype=torch.float32)
+        rows = normal(samples, 7)
+        starts.append(Start(angles.mul(2).sub(1).mul(torch.pi), rows[:, :4], rows[:, 4:]))
+        steps = normal(n_steps, samples, 6)
+        torsions = normal(n_steps, samples * n_bonds)
         noises.append(Noise(steps[..., :3], steps[..., 3:], torsions))
     start = Start(*(torch.cat(parts) for parts in zip(*starts, strict=True)))
     return start, Noise(*(torch.cat(parts, 1) for parts in zip(*noises, strict=True)))

@@ -26,7 +26,7 @@ with warnings.catch_warnings():
     e3nn = pytest.importorskip("e3nn", reason="e3nn is not installed")
     pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
     from tests.bio.docking import complexes, sampler
-    from tests.bio.models.diffdock import batches, neighbors
+    from tests.bio.models.diffdock import batches, neighbors, support
     from tests.bio.models.diffdock.conftest import quick_products
     from tests.bio.models.diffdock.test_diffdock import checkout
 
@@ -105,6 +105,14 @@ def test_poses_do_not_depend_on_the_batch(kind: str) -> None:
         assert np.abs(first.positions - second.positions).max() < 1e-4
     other = dock(model, found[:1], diffusion, samples=SAMPLES, seeds=[7])
     assert np.abs(other[0].positions - together[0].positions).max() > 0.1
+
+
+def test_noise_does_not_depend_on_the_default_dtype() -> None:
+    expected = draw([3], [4], 2, SAMPLES)
+    with support.default_dtype(torch.float64):
+        found = draw([3], [4], 2, SAMPLES)
+    for parts, others in zip(found, expected, strict=True):
+        assert all(map(torch.equal, parts, others))
 
 
 def test_receptors_are_embedded_once() -> None:
@@ -262,6 +270,48 @@ def test_gpu(kind: str) -> None:
         assert bio.report(model)[0].state == "fast"
     for x, y in zip(result, expected, strict=True):
         assert np.abs(x.positions - y.positions).max() < 2e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["v1", "L", "rigid"])
+def test_steps_wait_for_nothing_but_neighbors(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    searches = {"radius": 0, "radius_graph": 0}
+
+    def allowed(name: str) -> Callable[..., Any]:
+        search = getattr(support.models, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            searches[name] += 1
+            torch.cuda.set_sync_debug_mode("default")
+            try:
+                return search(*arguments, **options)
+            finally:
+                torch.cuda.set_sync_debug_mode("error")
+
+        return call
+
+    for name in searches:
+        monkeypatch.setattr(support.models, name, allowed(name))
+    model, found = copy.deepcopy(model_of(kind)).cuda(), complexes.screen()
+    model.device = "cuda"
+    diffusion = complexes.diffusion(4, no_torsion=kind == "rigid")
+    torsions = [torsions_of(data, rigid=diffusion.no_torsion) for data in found]
+    device, counts = torch.device("cuda"), [len(each.bonds) for each in torsions]
+    _, noise = draw([3, 4, 5], counts, diffusion.count, SAMPLES)
+    noise = Noise(*(x.cuda() for x in noise))
+    layout = Layout.of(torsions, SAMPLES, device, torch.float32)
+    batch = gather(found, SAMPLES, device, torch.float32)
+    with bio.accelerated(model), torch.inference_mode():
+        screening.share_receptors(model, batch, found, SAMPLES)
+        sample(model, batch, layout, diffusion, noise)  # which compiles, and finds the bonds
+        searches |= dict.fromkeys(searches, 0)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            sample(model, batch, layout, diffusion, noise)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert bio.report(model)[0].state == "fast"
+    assert searches == {"radius": 4 if kind == "rigid" else 8, "radius_graph": 4}
 
 
 @pytest.fixture

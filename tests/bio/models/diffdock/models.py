@@ -39,10 +39,13 @@ class Edges(NamedTuple):
 
 
 def embed_time(times: Tensor) -> Tensor:
-    """Return sines and cosines [N, 8] of times."""
-    frequencies = torch.exp(-math.log(10000) / 3 * torch.arange(4)).to(times)
-    angles = 10000 * times[:, None] * frequencies
-    return torch.cat([angles.sin(), angles.cos()], 1)
+    """Return sines and cosines [N, 8] of times, of which all dtypes have the same.
+
+    As angles are large, rounding them would hide all other errors.
+    """
+    frequencies = (torch.arange(4, device=times.device).double() * (-math.log(10000) / 3)).exp()
+    angles = 10000 * times.float()[:, None] * frequencies
+    return torch.cat([angles.sin(), angles.cos()], 1).to(times)
 
 
 def pair(n_in: int, ns: int) -> nn.Sequential:

@@ -59,9 +59,13 @@ def scatter_mean(src: Tensor, index: Tensor, dim: int = 0) -> Tensor:
     return scatter(src, index, dim, reduce="mean")
 
 
-so3 = SimpleNamespace(score_norm=lambda eps: 0.5 + eps.float())
-torus = SimpleNamespace(score_norm=lambda sigma: 1 + np.asarray(sigma) ** 2)
-"""Functions of the noise in place of DiffDock's tables, which take minutes to compute."""
+so3 = SimpleNamespace(score_norm=lambda eps: torch.expm1(eps.double() ** 2).rsqrt().float())
+torus = SimpleNamespace(score_norm=lambda sigma: 1 / np.expm1(np.asarray(sigma, float) ** 2))
+"""Functions of the noise in place of DiffDock's tables, which take minutes to compute.
+
+They have the limits of these: sizes of scores go as the inverse of small noise, and vanish as
+``exp(-sigma^2 / 2)`` for noise that reaches around the circle.
+"""
 
 
 def install(root: Path) -> None:
