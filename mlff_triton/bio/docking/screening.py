@@ -22,7 +22,7 @@ from mlff_triton.bio.docking.sampler import (
     sample,
     set_time,
 )
-from mlff_triton.bio.models.diffdock.adapter import SharedDockingForward
+from mlff_triton.bio.models.diffdock.adapter import DockingForward
 from mlff_triton.errors import InputError
 
 POSES = 320
@@ -243,9 +243,9 @@ def gather(complexes: Sequence[Any], samples: int, device: torch.device, dtype: 
 
 
 def share_receptors(model: nn.Module, batch: Any, complexes: Sequence[Any], samples: int) -> None:
-    """Embed each receptor once, if the model can do that before it sees a ligand."""
+    """Let an accelerated model compute each receptor once, as far as it can."""
     fast = model.forward
-    if not isinstance(fast, SharedDockingForward):
+    if not isinstance(fast, DockingForward):
         return
     keys = [data["receptor"].pos.data_ptr() for data in complexes]
     unique = {key: k for k, key in reversed(list(enumerate(keys)))}

@@ -34,6 +34,7 @@ from mlff_triton.bio.docking import screening
 from mlff_triton.bio.docking.poses import Layout
 from mlff_triton.bio.docking.sampler import Noise, draw, first_positions, repaired, sample
 from mlff_triton.bio.docking.screening import Judge, dock, gather, torsions_of
+from mlff_triton.bio.models.diffdock import network
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -140,6 +141,36 @@ def test_receptors_are_embedded_once() -> None:
         (("receptor", "receptor"), "edge_weight"),
     ):
         assert torch.allclose(batch[store][name], truth[store][name], atol=1e-5), name
+
+
+def test_receptors_send_their_first_messages_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the first release, they depend on the time, but not on the ligand."""
+    model, found, sizes = model_of("v1"), complexes.screen(), []
+    convolve = network.convolve
+
+    def noted(*args: Any) -> torch.Tensor:
+        sizes.append(args[2][0].edges.size)
+        return convolve(*args)
+
+    monkeypatch.setattr(network, "convolve", noted)
+    scores, n_edges = [], []
+    with bio.accelerated(model, backend="torch"), torch.inference_mode():
+        for shares in (False, True):
+            batch = gather(found, SAMPLES, torch.device("cpu"), torch.float32)
+            if shares:
+                screening.share_receptors(model, batch, found, SAMPLES)
+            for time in (0.5, 0.2):
+                complexes.set_time(batch, time)
+                model.forward.prepare(batch, time)
+                scores += model(batch)
+            n_edges.append(sum(sizes))
+            sizes.clear()
+    for own, shared in zip(scores[:6], scores[6:], strict=True):
+        assert torch.allclose(own, shared, rtol=1e-4, atol=1e-5)
+    n_contacts = batch["receptor", "receptor"].edge_index.shape[1]
+    n_unique = batch["receptor"].shared.data["receptor", "receptor"].edge_index.shape[1]
+    assert n_unique < n_contacts
+    assert n_edges[0] - n_edges[1] == 2 * (n_contacts - n_unique)
 
 
 def test_confidences_rank_poses() -> None:

@@ -24,6 +24,7 @@ from mlff_triton.bio.models.diffdock.layer_adapter import PRECISION, WATCHED
 from mlff_triton.bio.models.diffdock.network import (
     Docking,
     Encoded,
+    Receptors,
     cross_cutoff,
     encode_separate,
     encode_shared,
@@ -161,6 +162,22 @@ class DockingForward(FastForward[Docking]):
     def encode(self, docking: Docking, data: Any, cutoff: Any) -> Encoded:
         """Return nodes after all layers, for a cutoff between ligands and receptors."""
 
+    @abstractmethod
+    def share(self, receptors: Any, data: Any, residues: Tensor, edges: Tensor) -> None:
+        """Let each receptor of a batch be computed once, as far as its copies have the same values.
+
+        All complexes must be at one time in every call, and contacts must not change.
+
+        Parameters
+        ----------
+        receptors : torch_geometric.data.Batch
+            Complexes with all receptors.
+        data : torch_geometric.data.Batch
+            Batch.
+        residues, edges : int64 [M], [E]
+            Residues and contacts among those of the receptors, of each one in the batch.
+        """
+
 
 class SharedDockingForward(DockingForward):
     """Scores or confidences of DiffDock-L."""
@@ -182,17 +199,7 @@ class SharedDockingForward(DockingForward):
         return encode_shared(docking, data, cutoff)
 
     def share(self, receptors: Any, data: Any, residues: Tensor, edges: Tensor) -> None:
-        """Keep with a batch the embeddings of its receptors, each of which is embedded once.
-
-        Parameters
-        ----------
-        receptors : torch_geometric.data.Batch
-            Complexes with all receptors.
-        data : torch_geometric.data.Batch
-            Batch.
-        residues, edges : int64 [M], [E]
-            Residues and contacts among those of the receptors, of each one in the batch.
-        """
+        """Keep with a batch the embeddings of its receptors, each of which is embedded once."""
         if self.backend is None or self.module.training or self._update() is not None:
             return
         self._hide_identities(receptors)
@@ -224,6 +231,16 @@ class SeparateDockingForward(DockingForward):
     def encode(self, docking: Docking, data: Any, cutoff: Any) -> Encoded:
         """Return nodes after all layers, for a cutoff between ligands and receptors."""
         return encode_separate(docking, data, cutoff)
+
+    def share(self, receptors: Any, data: Any, residues: Tensor, edges: Tensor) -> None:
+        """Keep with a batch its receptors, for what does not depend on their copies."""
+        for each in (receptors, data):
+            keep_receptor_edges(each)
+        alone, copies = receptor_edges(receptors), receptor_edges(data)
+        place = torch.empty_like(alone.order)
+        place[alone.order] = torch.arange(alone.size, device=place.device)
+        self._hide_identities(receptors)
+        data[RECEPTOR].shared = Receptors(receptors, residues, place[edges[copies.order]])
 
 
 def _tensors(data: Any) -> Iterator[tuple[str, Any]]:

@@ -147,9 +147,9 @@ def cross_graph(model: Any, data: Any, cutoff: Any) -> Graph:
 def receptor_edges(data: Any) -> Edges:
     """Return the edges between residues, which are part of the data and may be kept with it."""
     contacts, n_residues = data["receptor", "receptor"], len(data["receptor"].pos)
-    source, kept = getattr(contacts, "sorted_edges", (None, None))
-    if kept is not None and source is contacts.edge_index:
-        return kept
+    kept: tuple[Tensor, Edges] | None = getattr(contacts, "sorted_edges", None)
+    if kept is not None and kept[0] is contacts.edge_index:
+        return kept[1]
     index = contacts.edge_index.long()
     return Edges.of(index[0], index[1], n_residues, n_residues)
 

@@ -58,6 +58,24 @@ class Docking(NamedTuple):
     bond_product: Tensor | None
 
 
+class Receptors(NamedTuple):
+    """Receptors of a batch with one or more copies of each, all at one time.
+
+    Attributes
+    ----------
+    data : torch_geometric.data.Batch
+        Complexes with each receptor once.
+    residues : int64 [M]
+        Residue of ``data`` for each of the batch.
+    contacts : int64 [E]
+        Sorted contact of ``data`` for each sorted contact of the batch.
+    """
+
+    data: Any
+    residues: Tensor
+    contacts: Tensor
+
+
 class Encoded(NamedTuple):
     """Nodes after all layers.
 
@@ -126,9 +144,7 @@ def encode_separate(docking: Docking, data: Any, cutoff: Any) -> Encoded:
     model, layers = docking.model, docking.layers
     ligand = ligand_graph(model, data)
     atoms = embed_atoms(model.lig_node_embedding, docking.ligand_atoms, _with_time(data["ligand"]))
-    receptor = _receptor_in_time(model, data)
-    x = _with_time(data["receptor"])
-    residues = embed_atoms(model.rec_node_embedding, docking.residues, x)
+    receptor, residues, messages = _receptor_in_time(docking, data)
     cross = cross_graph(model, data, cutoff)
     back = cross.reversed(len(residues))
     graphs = ligand, cross, receptor, back
@@ -146,6 +162,9 @@ def encode_separate(docking: Docking, data: Any, cutoff: Any) -> Encoded:
         updates = []
         for at in range(n_groups):
             layer = layers[names[at]][index]
+            if messages is not None and (at, index) == (2, 0):
+                updates.append(messages)
+                continue
             group = _group(model, graphs[at], harmonics[at], *nodes[at], senders_first=at == 3)
             updates.append(layer.finish(convolve(docking.operators, layer, [group]), nodes[at][0]))
         atoms = added(updates[0] + updates[1], atoms)
@@ -232,13 +251,36 @@ def keep_receptor(docking: Docking, data: Any, edges: Edges) -> None:
     contacts.edge_weight = 1.0 if weights is None else weights[before]
 
 
-def _receptor_in_time(model: Any, data: Any) -> Graph:
-    """Return the graph of residues, with `node_sigma_emb` of the residues set as usual."""
-    receptor = data["receptor"]
-    receptor.node_sigma_emb = sigma = time_embedding(model, receptor.node_t)
+def _receptor_in_time(docking: Docking, data: Any) -> tuple[Graph, Tensor, Tensor | None]:
+    """Return contacts, embedded residues, and what residues send each other in the first layer.
+
+    These messages are computed here if the batch has copies of receptors, once for all copies.
+    Otherwise, they are None. `node_sigma_emb` of the residues is set as usual.
+    """
+    model, receptor = docking.model, data["receptor"]
+    receptor.node_sigma_emb = time_embedding(model, receptor.node_t)
+    shared: Receptors | None = getattr(receptor, "shared", None)
+    if shared is None:
+        return *_embedded(docking, data), None
+    alone = shared.data["receptor"]
+    alone.node_sigma_emb = receptor.node_sigma_emb[:1].expand(len(alone.pos), -1)
+    graph, residues = _embedded(docking, shared.data)
+    layer = docking.layers["rec_conv_layers"][0]
+    group = _group(model, graph, _means(graph)[0], residues, residues)
+    messages = layer.finish(convolve(docking.operators, layer, [group]), residues)
+    rows = shared.contacts
+    copies = Graph(receptor_edges(data), graph.harmonics[rows], graph.features[rows])
+    return copies, residues[shared.residues], messages[shared.residues]
+
+
+def _embedded(docking: Docking, data: Any) -> tuple[Graph, Tensor]:
+    """Return contacts and embedded residues at the times of the residues."""
+    model, receptor = docking.model, data["receptor"]
     edges = receptor_edges(data)
     vectors = receptor.pos[edges.senders] - receptor.pos[edges.receivers]
     distances = vectors.norm(dim=-1)
-    features = torch.cat([sigma[edges.receivers], model.rec_distance_expansion(distances)], 1)
+    sigma = receptor.node_sigma_emb[edges.receivers]
+    features = torch.cat([sigma, model.rec_distance_expansion(distances)], 1)
     harmonics = weighted_harmonics(model, vectors, distances, model.rec_max_radius)
-    return Graph(edges, harmonics, model.rec_edge_embedding(features))
+    residues = embed_atoms(model.rec_node_embedding, docking.residues, _with_time(receptor))
+    return Graph(edges, harmonics, model.rec_edge_embedding(features)), residues
