@@ -128,9 +128,13 @@ WAYS = {
     "temper": ("run 1\ntemper 9 3 300 move 1 2", "LAMMPS: More than one processor partition"),
 }
 RANKS = [
-    ("atoms meet at the end", 1),
-    *((name, 2) for name in ("if", "removed fix", "atoms meet", "atoms meet at the end")),
+    ("removed fix", 2),
+    ("atoms meet at the end", 2),
     ("time step", 3),
+    *(
+        pytest.param(*way, marks=pytest.mark.slow)  # ranks handle these as they do the others
+        for way in (("atoms meet at the end", 1), ("atoms meet", 2), ("if", 2))
+    ),
 ]
 """Ways that are tested as processes, and with how many ranks."""
 
@@ -242,13 +246,6 @@ def test_without_an_error_all_of_the_script_runs(
     assert capfd.readouterr().err == ""
     assert Path("marks").exists()
     assert Path("after.data").exists()
-
-
-@needs_mpiexec
-def test_without_an_error_ranks_run_all_of_the_script(folder: Path) -> None:
-    done = run_script(folder, GOOD["runs"], 2)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (folder / "after.data").exists()
 
 
 @needs_mpiexec

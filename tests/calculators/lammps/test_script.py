@@ -102,8 +102,12 @@ def test_scripts_run_as_with_a_pair_style(
 
 @needs_mpiexec
 def test_scripts_run_on_ranks(folder: Path) -> None:
+    """With runs of all kinds, none of which the check for errors may end."""
+    runs = "run 3\nminimize 0 1e-3 2 4\nrun 2\nrun 8 upto\nrun 4 every 2 'print X'\n"
+    change(folder, "run 2\n", runs + "write_data after.data\n")
     done = run_script(folder)
     assert (done.returncode, done.stderr) == (0, "")
+    assert (folder / "after.data").exists()
     check_energies(folder)
 
 
@@ -117,7 +121,14 @@ BAD_SCRIPTS = {
 
 
 @needs_mpiexec
-@pytest.mark.parametrize("name", BAD_SCRIPTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        # Ranks refuse it as in `test_a_run_before_the_command_is_refused`.
+        pytest.param("elements in another order", marks=pytest.mark.slow),
+        "an error of LAMMPS",
+    ],
+)
 def test_bad_scripts_end_with_one_line_of_one_rank(folder: Path, name: str) -> None:
     (old, new), text = BAD_SCRIPTS[name]
     change(folder, old, new)
