@@ -27,7 +27,6 @@ from mlff_triton.kernels.common import early_launch, hardware
 from mlff_triton.kernels.numerics import rounding
 
 KIB = 1024
-_WHOLE = ("i32", "i64", "constexpr")  # types of arguments that are or may be sizes
 TARGETS: dict[str, tuple[GPUTarget, int]] = {
     # target, and shared memory per program in bytes
     "sm_80": (GPUTarget("cuda", 80, 32), 163 * KIB),
@@ -127,10 +126,11 @@ def compile_distinct(
     target : str
         As for `compile_launch`.
     largest : bool
-        Compile the largest source of each kernel that has a type or an option of an argument, for
-        each of them, and only translate the others to Triton's intermediate representation, which
-        takes a tenth of the time. It checks types and shapes of all sources; shared memory and
-        machine code are checked for the largest, but not for each combination of options.
+        Compile the largest source of each kernel, and the largest with each type of
+        floating-point values and each option that is a word, such as a precision. Only translate
+        the others to Triton's intermediate representation, which takes a tenth of the time. It
+        checks types and shapes of all sources; shared memory and machine code are checked for the
+        largest, but not for each combination of options.
 
     Yields
     ------
@@ -152,16 +152,12 @@ def compile_distinct(
 
 
 def _largest(sources: list[ASTSource]) -> Iterable[ASTSource]:
-    """Return the largest of the sources of each kernel that have one type or option in common."""
+    """Return the largest source of each kernel, and of those with a type or word in common."""
     chosen: dict[tuple[object, ...], ASTSource] = {}
     for source in sorted(sources, key=_size):
-        types = [(name, t) for name, t in source.signature.items() if t not in _WHOLE]
-        options = [
-            (name, repr(value))
-            for name, value in source.constants.items()
-            if isinstance(value, bool) or not isinstance(value, int | float | tuple)
-        ]
-        chosen |= dict.fromkeys([(source.fn, *choice) for choice in ((), *types, *options)], source)
+        types = re.findall(r"\b(?:fp|bf)\d+\w*", " ".join(map(str, source.signature.values())))
+        words = [each for each in source.constants.items() if isinstance(each[1], str)]
+        chosen |= dict.fromkeys([(source.fn, each) for each in (None, *types, *words)], source)
     return {id(source): source for source in chosen.values()}.values()
 
 
