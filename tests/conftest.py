@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
@@ -33,6 +34,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
+gc.disable()  # until all tests are collected, as modules live to the end
+
 HERE = Path(__file__).parent
 TRAINING = HERE.parent / "examples" / "training"
 RUN_KERNELS = [HERE / folder for folder in ("kernels", "engine/fused", "torchmd_net/fused", "bio")]
@@ -50,6 +53,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over all modules and tests, which live to the end."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")
