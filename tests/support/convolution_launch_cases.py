@@ -36,8 +36,9 @@ WIDE = TensorProduct.of(
     "2x1o + 2x2e",
     "1x0e + 1x1o + 1x2e + 1x3o",
     "2x1o + 2x2e + 2x3o",
-    [(i, j, k, "uvu", True) for i, j, k in ((0, 0, 0), (1, 1, 0), (0, 3, 1), (1, 1, 2))],
+    [(i, j, k, "uvu", True) for i, j, k in ((0, 0, 0), (0, 2, 0), (1, 1, 0), (0, 3, 1), (1, 1, 2))],
 )
+"""The weights of three paths do not fit on consumer GPUs at once."""
 
 
 def networks(product: TensorProduct, dtype: torch.dtype, hidden: int = MORE_HIDDEN) -> object:

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mlff_triton.kernels.common import hardware
 from mlff_triton.kernels.common.dense import accumulator
 from mlff_triton.kernels.convolution.edge_blocks import PackedWeight, edge_weights, load_hidden
 from mlff_triton.kernels.convolution.plan import BLOCK
@@ -90,6 +91,14 @@ def weight_constants(weights: Weights) -> dict[str, object]:
     made = {"M": _NETWORK_EDGES, "H": weights.hidden.shape[1], "COLUMNS": len(packed.bias)}
     made |= {"K0": packed.sizes[0], "K1": packed.sizes[1], "PRECISION": packed.precision}
     return made | {"LOSS": loss_of(packed.weight).halves, "ACC": accumulator(packed.bias)}
+
+
+def blocks_on_chip(network: Network) -> int:
+    """Return how many blocks of weights fit in shared memory, beside the hidden values of edges."""
+    weight = network.packed.weight
+    column = weight.shape[0] * weight.shape[1] * weight.element_size()  # of one weight, in bytes
+    rest = hardware.shared_memory(weight) - _NETWORK_EDGES * column
+    return rest // (BLOCK * column)
 
 
 @triton.jit

@@ -17,6 +17,7 @@ from torch import Tensor
 from mlff_triton.kernels.convolution.channel_blocks import (
     ChannelRows,
     Weights,
+    blocks_on_chip,
     channels_of,
     chunk_of,
     coupling_element,
@@ -39,6 +40,7 @@ _RUN = tl.constexpr(8)
 
 _TABLE_COMPONENTS, _TABLE_CHANNELS, _TABLE_WARPS = 16, 64, 1
 _NETWORK_COMPONENTS, _NETWORK_WARPS = 8, 4
+_ALL = 1 << 30  # paths, as tables are not kept in shared memory
 
 
 @triton.jit
@@ -80,8 +82,13 @@ def _write_sums(
     LOSS: tl.constexpr,
     ACC: tl.constexpr,
     MEAN: tl.constexpr,
+    KEPT: tl.constexpr,
 ):
-    """Write sums or means of a job over the edges from first to last."""
+    """Write sums or means of a job over the edges from first to last.
+
+    Compilers keep the weights of all paths in shared memory, unless their addresses seem to depend
+    on the edges.
+    """
     channel, inside = channels_of(block, JOBS, J, M, C)
     sums = zero_blocks(len(JOBS.jobs[J].outputs), M, C, ACC)
     for begin in range(first, last, _RUN * M):
@@ -91,12 +98,15 @@ def _write_sums(
             sh = load_harmonics(rows, chunk, JOBS, J, ACC)
             x = load_nodes(rows, chunk, channel, JOBS, J, ACC)
             found = load_source(source, chunk, JOBS, H, K0, K1, PRECISION)
+            loaded = block
+            if len(JOBS.jobs[J].paths) > KEPT:
+                loaded += start >> 62  # 0
             for p in tl.static_range(len(JOBS.jobs[J].paths)):
                 weights, _ = path_weights(
                     found,
                     source,
                     channel,
-                    block,
+                    loaded,
                     JOBS,
                     J,
                     p,
@@ -145,6 +155,7 @@ def _channel_sums_fwd_kernel(
     LOSS: tl.constexpr,
     ACC: tl.constexpr,
     MEAN: tl.constexpr,
+    KEPT: tl.constexpr,
 ):
     """Write sums or means [N, n_output] of receivers. Grid: (receivers, blocks of all jobs)."""
     node = tl.program_id(0).to(tl.int64)
@@ -173,6 +184,7 @@ def _channel_sums_fwd_kernel(
                 LOSS,
                 ACC,
                 MEAN,
+                KEPT,
             )
 
 
@@ -183,15 +195,13 @@ def channel_sums(
     n_nodes = len(row_ptr) - 1
     out = output_buffer(rows.node, n_nodes, product, rows.edge_sh.dtype)
     tabulated = isinstance(weights, TabulatedEdges)
-    channels, components = BLOCK, _NETWORK_COMPONENTS
     if isinstance(weights, TabulatedEdges):
-        components = _TABLE_COMPONENTS
-    elif weights.hidden.dtype == torch.float64:
-        components = 1  # as many as fit on chip
-    jobs = jobs_by_output(product, components)
-    if tabulated:
-        fitting = _TABLE_CHANNELS * 4 // rows.edge_sh.element_size()
-        channels = min(fitting, triton.next_power_of_2(jobs.most_channels))
+        kept, channels = _ALL, _TABLE_CHANNELS * 4 // rows.edge_sh.element_size()
+        jobs = jobs_by_output(product, _TABLE_COMPONENTS)
+        channels = min(channels, triton.next_power_of_2(jobs.most_channels))
+    else:
+        kept, channels = blocks_on_chip(weights), BLOCK
+        jobs = jobs_by_output(product, _NETWORK_COMPONENTS, kept)
     blocks = triton.cdiv(jobs.most_channels, channels)
     if n_nodes and jobs.jobs:
         with torch.cuda.device_of(out):
@@ -205,6 +215,7 @@ def channel_sums(
                 C=channels,
                 **weight_constants(weights),
                 MEAN=reduce == "mean",
+                KEPT=kept,
                 num_warps=_TABLE_WARPS if tabulated else _NETWORK_WARPS,
                 num_stages=1,
             )

@@ -113,12 +113,15 @@ class Jobs:
 
 
 @cache
-def jobs_by_output(product: TensorProduct, components: int) -> Jobs:
-    """Return jobs that own outputs, each with up to a number of components unless it has one."""
+def jobs_by_output(product: TensorProduct, components: int, n_paths: int | None = None) -> Jobs:
+    """Return jobs that own outputs.
+
+    A job that owns several outputs has at most some components and, if given, paths.
+    """
     groups = _groups(product)
     outputs = sorted({group.output for group, _ in groups}, key=lambda k: _first_node(groups, k))
     parts = [[entry for entry in groups if entry[0].output == k] for k in outputs]
-    return _jobs(product, _merged(parts, components))
+    return _jobs(product, _merged(parts, components, len(groups) if n_paths is None else n_paths))
 
 
 @cache
@@ -141,16 +144,17 @@ def _first_node(groups: list[_Entry], output: int) -> tuple[int, int]:
     return min(group.node for group, _ in groups if group.output == output), output
 
 
-def _merged(parts: list[list[_Entry]], components: int) -> list[list[_Entry]]:
-    """Merge neighboring outputs with equally many channels, up to a number of components."""
+def _merged(parts: list[list[_Entry]], components: int, n_paths: int) -> list[list[_Entry]]:
+    """Merge neighboring outputs with equally many channels, up to some components and paths."""
     merged: list[list[_Entry]] = []
     for part in parts:
-        last = merged[-1] if merged else []
-        total = sum({g.output: g.components for g, _ in last + part}.values())
-        if last and total <= components and last[0][0].count == part[0][0].count:
-            last.extend(part)
+        both = merged[-1] + part if merged else part
+        total = sum({g.output: g.components for g, _ in both}.values())
+        fits = total <= components and len(both) <= n_paths
+        if merged and fits and both[0][0].count == part[0][0].count:
+            merged[-1] = both
         else:
-            merged.append(list(part))
+            merged.append(part)
     return merged
 
 

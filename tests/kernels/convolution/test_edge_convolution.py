@@ -6,11 +6,13 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.convolution import (
+    channel_messages,
     coupled_rows,
     edge_gradients,
     edge_messages,
     outer_sums,
 )
+from mlff_triton.kernels.convolution.channel_plan import jobs_by_output
 from mlff_triton.kernels.convolution.coupled_columns import coupled_columns
 from mlff_triton.kernels.convolution.edge_blocks import EdgeInputs, pack_weight
 from mlff_triton.kernels.convolution.edge_convolution import edge_convolution
@@ -66,6 +68,21 @@ def test_many_hidden_values_agree_with_the_reference(product, device):
     """Kernels split them in two blocks, and multiply halves."""
     given = inputs(product, [2, 1], 80, device).to(torch.float32)
     assert_matches(edge_convolution, reference.edge_convolution, *given, product, "mean")
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_weights_of_few_paths_fit_on_chip(kept, device, monkeypatch):
+    """Outputs with more paths load weights again for all chunks of edges."""
+    monkeypatch.setattr(channel_messages, "blocks_on_chip", lambda _: kept)
+    given = inputs(CHANNELWISE, [20, 0, 2], 5, device)
+    found = edge_convolution(*given, CHANNELWISE, "sum")
+    assert_close(found, reference.edge_convolution(*given, CHANNELWISE, "sum"), 0)
+
+
+@pytest.mark.parametrize(("kept", "expected"), [(1, [3, 2, 1, 2]), (3, [3, 3, 2]), (None, [6, 2])])
+def test_outputs_share_a_job_while_their_weights_fit_on_chip(kept, expected):
+    jobs = jobs_by_output(CHANNELWISE, 8, kept).jobs
+    assert [len(job.paths) for job in jobs] == expected
 
 
 @both
