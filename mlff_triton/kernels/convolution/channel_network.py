@@ -23,15 +23,15 @@ from mlff_triton.kernels.convolution.component_rows import (
     sender_sums,
 )
 from mlff_triton.kernels.convolution.edge_blocks import pack_weight
-from mlff_triton.kernels.convolution.edge_gradients import (
+from mlff_triton.kernels.convolution.graphs import receivers_of
+from mlff_triton.kernels.convolution.types import (
     BIAS,
     HARMONICS,
     HIDDEN,
     NODE,
     WEIGHT,
+    TensorProduct,
 )
-from mlff_triton.kernels.convolution.graphs import receivers_of
-from mlff_triton.kernels.convolution.types import TensorProduct
 
 
 def _prepare(

@@ -21,7 +21,13 @@ from torch import Tensor
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_shape
 from mlff_triton.kernels.common.dense import COMPUTE_DTYPES, check_dense
-from mlff_triton.kernels.common.operators import by_chosen, by_reference, chosen_like, operator
+from mlff_triton.kernels.common.operators import (
+    by_chosen,
+    by_reference,
+    chosen_like,
+    non_leaf,
+    operator,
+)
 from mlff_triton.kernels.convolution.channel_network import network_gradients, network_sums
 from mlff_triton.kernels.convolution.coupling_matrices import coupling_matrices
 from mlff_triton.kernels.convolution.edge_blocks import (
@@ -207,9 +213,8 @@ def edge_convolution(
     _check(node, edge_sh, hidden, weight, bias, row_ptr, senders, product, reduce)
     if bias is None:
         bias = weight.new_zeros(product.n_weights)
-    out: Tensor = _edge_convolution(
-        node, edge_sh, hidden, weight, bias, row_ptr, senders, product.text, reduce
-    )
+    floats = map(non_leaf, (node, edge_sh, hidden, weight, bias))
+    out: Tensor = _edge_convolution(*floats, row_ptr, senders, product.text, reduce)
     return out
 
 
@@ -226,12 +231,13 @@ def _check(
 ) -> None:
     check_dense(node=node, edge_sh=edge_sh, hidden=hidden, weight=weight, bias=bias)
     check_graph(node, edge_sh, row_ptr, senders, product, reduce)
-    check_shape("hidden", hidden, (len(senders), "H"))
-    if not 1 <= hidden.shape[1] <= MAX_HIDDEN:
+    check_shape("hidden", hidden, (senders.shape[0], "H"))
+    n_hidden = hidden.shape[1]
+    if not 1 <= n_hidden <= MAX_HIDDEN:
         raise InputError(
-            f"hidden has {hidden.shape[1]} values per edge: use 1 to {MAX_HIDDEN}, or add the "
+            f"hidden has {n_hidden} values per edge: use 1 to {MAX_HIDDEN}, or add the "
             "results of parts of them"
         )
-    check_shape("weight", weight, (hidden.shape[1], product.n_weights))
+    check_shape("weight", weight, (n_hidden, product.n_weights))
     if bias is not None:
         check_shape("bias", bias, (product.n_weights,))

@@ -9,10 +9,9 @@ have sums that fit a limit of memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from mlff_triton.kernels.convolution.coupled_columns import CoupledColumns, coupled_columns
@@ -25,6 +24,7 @@ from mlff_triton.kernels.convolution.coupling_matrices import (
     coupling_matrices,
     harmonics_gradient,
 )
+from mlff_triton.kernels.convolution.graphs import receiver_gradients
 from mlff_triton.kernels.convolution.mixed_sums import weight_gradients, write_sums_gradient
 from mlff_triton.kernels.convolution.outer_sums import (
     padded_hidden,
@@ -33,10 +33,14 @@ from mlff_triton.kernels.convolution.outer_sums import (
     write_hidden_gradient,
     write_outer_sums,
 )
-from mlff_triton.kernels.convolution.types import TensorProduct
-
-NODE, HARMONICS, HIDDEN, WEIGHT, BIAS = range(5)
-"""Inputs that get gradients, by their positions."""
+from mlff_triton.kernels.convolution.types import (
+    BIAS,
+    HARMONICS,
+    HIDDEN,
+    NODE,
+    WEIGHT,
+    TensorProduct,
+)
 
 _BYTES = 256 * 2**20  # of sums
 _MULTIPLE = 64  # of receivers, whose rows begin at aligned addresses
@@ -67,7 +71,9 @@ def edge_gradients(
     matrices = coupling_matrices(edge_sh, product)
     node, hidden, weight, bias = (x.contiguous() for x in (node, hidden, weight, bias))
     edges = _Edges(node, matrices, hidden, senders.contiguous(), columns)
-    receivers = _Receivers(grad.contiguous(), row_ptr.contiguous(), reduce)
+    row_ptr = row_ptr.contiguous()
+    grad = receiver_gradients(grad, row_ptr, reduce, matrices.dtype)
+    receivers = _Receivers(grad, row_ptr)
     coupled = None
     if not {HIDDEN, WEIGHT, BIAS}.isdisjoint(wanted):
         coupled = coupled_rows(node, matrices, edges.senders, columns)
@@ -99,11 +105,10 @@ class _Edges(NamedTuple):
 
 
 class _Receivers(NamedTuple):
-    """Gradients of receivers, row pointers, and how messages are reduced."""
+    """Gradients of the sums of receivers, and row pointers."""
 
     grad: Tensor
     row_ptr: Tensor
-    reduce: str
 
     def some(self, like: Tensor, shape: tuple[int, int]) -> Iterator[tuple[_Receivers, Tensor]]:
         """Yield some receivers at a time, and memory for sums of a shape for each."""
@@ -113,7 +118,7 @@ class _Receivers(NamedTuple):
         for first in range(0, len(self.grad), size):
             grad = self.grad[first : first + size]
             row_ptr = self.row_ptr[first : first + len(grad) + 1]
-            yield _Receivers(grad, row_ptr, self.reduce), sums[: len(grad)]
+            yield _Receivers(grad, row_ptr), sums[: len(grad)]
 
 
 def _edge_terms(
@@ -135,7 +140,7 @@ def _edge_terms(
         return None, None
     splits = splits_of_edges(n_edges, len(receivers.grad))
     for some, sums in receivers.some(edges.matrices, edges.sums):
-        write_sums_gradient(some.grad, weight, bias, some.row_ptr, columns, some.reduce, sums)
+        write_sums_gradient(some.grad, weight, bias, some.row_ptr, columns, sums)
         if of_hidden is not None and coupled is not None:
             write_hidden_gradient(sums, coupled, some.row_ptr, of_hidden, splits)
         if of_coupled is not None:
@@ -147,17 +152,11 @@ def _weight_terms(
     coupled: Tensor, edges: _Edges, receivers: _Receivers, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of weight [H, weights] and bias [weights]."""
-    parts = []
+    totals: list[Tensor] = []
     for some, sums in receivers.some(coupled, edges.sums):
         write_outer_sums(coupled, edges.hidden, some.row_ptr, sums)
-        parts.append(
-            weight_gradients(some.grad, sums, weight, some.row_ptr, edges.columns, some.reduce)
-        )
-    of_weight, of_bias = zip(*parts, strict=True)
-    return _total(of_weight), _total(of_bias)
-
-
-def _total(parts: Sequence[Tensor]) -> Tensor:
-    """Return the sum of parts along their first axis."""
-    found = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
-    return found.sum(0) if len(found) > 1 else found[0]
+        splits = weight_gradients(some.grad, sums, weight, edges.columns)
+        parts = [each.sum(0) if len(each) > 1 else each[0] for each in splits]
+        totals = [x.add_(y) for x, y in zip(totals, parts, strict=True)] if totals else parts
+    of_weight, of_bias = totals
+    return of_weight, of_bias

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_integers, check_shape
-from mlff_triton.kernels.convolution.types import TensorProduct, columns_of
+from mlff_triton.kernels.convolution.types import TensorProduct
 from mlff_triton.kernels.ops.segment_sum import segment_sum
 
 REDUCTIONS = ("sum", "mean")
 
 _ROWS, _COLUMNS = 8, 64  # of messages that a program adds at a time
+_GRADIENT_COLUMNS = 256  # per program
 _EDGES = 256  # whose receivers a program finds
 _LONG = 512
 """Mean number of edges per receiver from which several programs sum those of one receiver."""
@@ -42,12 +43,13 @@ def check_graph(
     check_integers(row_ptr=row_ptr, senders=senders)
     check_shape("senders", senders, ("E",))
     check_shape("row_ptr", row_ptr, ("N + 1",))
-    check_shape("node", node, ("S", columns_of(product.node)))
-    check_shape("edge_sh", edge_sh, (len(senders), columns_of(product.harmonics)))
-    if not len(row_ptr):
+    check_shape("node", node, ("S", product.n_node))
+    n_edges, n_receivers = senders.shape[0], row_ptr.shape[0] - 1
+    check_shape("edge_sh", edge_sh, (n_edges, product.n_harmonics))
+    if n_receivers < 0:
         raise InputError("row_ptr is empty: it needs one more element than there are receivers")
-    if len(senders) and not (len(node) and len(row_ptr) > 1):
-        raise InputError(f"there are {len(senders)} edges, but no nodes that they connect")
+    if n_edges and not (node.shape[0] and n_receivers):
+        raise InputError(f"there are {n_edges} edges, but no nodes that they connect")
     if reduce not in REDUCTIONS:
         raise InputError(f"reduce={reduce!r} is unknown: use {' or '.join(map(repr, REDUCTIONS))}")
 
@@ -174,6 +176,41 @@ def receiver_sums(messages: Tensor, row_ptr: Tensor, reduce: str, dtype: torch.d
 def reduced(sums: Tensor, row_ptr: Tensor, reduce: str) -> Tensor:
     """Return sums over the edges of nodes [N, ...] as they are, or as means."""
     return sums / row_ptr.diff().clamp(min=1)[:, None] if reduce == "mean" else sums
+
+
+@triton.jit
+def _receiver_gradients_kernel(
+    grad_ptr, row_ptr_ptr, out_ptr, n_columns, MEAN: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Write gradients of sums [N, n_columns]. Grid: (receivers, blocks of COLUMNS)."""
+    node = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    count = tl.load(row_ptr_ptr + node + 1) - tl.load(row_ptr_ptr + node)
+    inside = column < n_columns
+    offsets = node * n_columns + column
+    grad = tl.load(grad_ptr + offsets, inside & (count > 0), other=0.0)
+    grad = grad.to(out_ptr.dtype.element_ty)
+    if MEAN:
+        grad = mean_of(grad, count)
+    tl.store(out_ptr + offsets, grad, inside)
+
+
+def receiver_gradients(grad: Tensor, row_ptr: Tensor, reduce: str, dtype: torch.dtype) -> Tensor:
+    """Return the gradients of sums from those of sums or means, 0 for receivers without edges."""
+    n_nodes, n_columns = grad.shape
+    out = grad.new_empty(n_nodes, n_columns, dtype=dtype)
+    if out.numel():
+        with torch.cuda.device_of(out):
+            _receiver_gradients_kernel[(n_nodes, triton.cdiv(n_columns, _GRADIENT_COLUMNS))](
+                grad.contiguous(),
+                row_ptr,
+                out,
+                n_columns,
+                MEAN=reduce == "mean",
+                COLUMNS=_GRADIENT_COLUMNS,
+                num_warps=2,
+            )
+    return out
 
 
 def empty_output(node: Tensor, row_ptr: Tensor, product: str) -> Tensor:

@@ -6,8 +6,7 @@
 
 The weights of edges are linear in hidden values, so a convolution is linear in these sums, see
 `mlff_triton.kernels.convolution.mixed_sums`. Sums of all receivers would be large: callers take
-some receivers at a time, whose edges are ``row_ptr[i]:row_ptr[i + 1]``. Sums of receivers without
-edges are not written.
+some receivers at a time, whose edges are ``row_ptr[i]:row_ptr[i + 1]``.
 """
 
 from __future__ import annotations
@@ -17,13 +16,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mlff_triton.kernels.convolution.edge_blocks import zeros
 from mlff_triton.kernels.numerics.product import FULL
 
-HIDDEN = 32
+TILE = 32
 """Hidden values at a time. Those of sums are padded to a multiple."""
 
-_COLUMNS = 64  # of coupled rows at a time
 _EDGES = 32  # at a time
+_SUMS_TILE = {"COLUMNS": 64, "num_warps": 4, "num_stages": 2}
+_COUPLED_TILE = {"COLUMNS": 64, "num_warps": 4, "num_stages": 2}
+_HIDDEN_TILE = {"GROUP": 2, "COLUMNS": 32, "num_warps": 4, "num_stages": 2}
 
 
 @triton.jit
@@ -53,7 +55,9 @@ def _load_sums(sums_ptr, node, column, k, n_coupled, n_inner):
     """Return a block of the sums of a receiver, [COLUMNS, HIDDEN]."""
     row = node * n_coupled + column
     return tl.load(
-        sums_ptr + row[:, None] * n_inner + k[None, :], (column < n_coupled)[:, None], other=0.0
+        sums_ptr + row[:, None] * n_inner + k[None, :],
+        (column < n_coupled)[:, None] & (k < n_inner)[None, :],
+        other=0.0,
     )
 
 
@@ -65,30 +69,35 @@ def _outer_sums_fwd_kernel(
     out_ptr,
     n_coupled,
     n_hidden,
-    n_inner,
+    n_blocks,
     M: tl.constexpr,
     COLUMNS: tl.constexpr,
     HIDDEN: tl.constexpr,
+    TILES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Write sums [n_nodes, n_coupled, n_inner]. Grid: (receivers, blocks of COLUMNS, of HIDDEN)."""
-    node = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    k = tl.program_id(2) * HIDDEN + tl.arange(0, HIDDEN)
+    """Write sums [n_nodes, n_coupled, TILES * HIDDEN]. Grid: receivers with blocks of COLUMNS."""
+    node = (tl.program_id(0) // n_blocks).to(tl.int64)
+    column = tl.program_id(0) % n_blocks * COLUMNS + tl.arange(0, COLUMNS)
     first = tl.load(row_ptr_ptr + node).to(tl.int64)
     last = tl.load(row_ptr_ptr + node + 1).to(tl.int64)
-
-    sums = tl.zeros((COLUMNS, HIDDEN), out_ptr.dtype.element_ty)
+    sums = zeros(COLUMNS, HIDDEN, TILES, out_ptr.dtype.element_ty)
     for start in range(first, last, M):
         edge = start + tl.arange(0, M)
         live = edge < last
-        coupled = _load_coupled(coupled_ptr, edge, live, column, n_coupled)
-        hidden = _load_hidden(hidden_ptr, edge, live, k, n_hidden, sums.dtype)
-        sums = add_dot(sums, tl.trans(coupled), hidden, PRECISION)
+        coupled = tl.trans(_load_coupled(coupled_ptr, edge, live, column, n_coupled))
+        added = ()
+        for t in tl.static_range(TILES):
+            k = t * HIDDEN + tl.arange(0, HIDDEN)
+            hidden = _load_hidden(hidden_ptr, edge, live, k, n_hidden, coupled.dtype)
+            added += (add_dot(sums[t], coupled, hidden, PRECISION),)  # type: ignore[assignment]
+        sums = added
 
     row = node * n_coupled + column
-    mask = (column < n_coupled)[:, None] & (first < last)
-    tl.store(out_ptr + row[:, None] * n_inner + k[None, :], sums, mask)
+    inside = (column < n_coupled)[:, None]
+    for t in tl.static_range(TILES):
+        k = t * HIDDEN + tl.arange(0, HIDDEN)
+        tl.store(out_ptr + row[:, None] * (TILES * HIDDEN) + k[None, :], sums[t], inside)
 
 
 @triton.jit
@@ -99,27 +108,28 @@ def _coupled_gradient_kernel(
     out_ptr,
     n_coupled,
     n_hidden,
-    n_inner,
+    n_blocks,
     M: tl.constexpr,
     COLUMNS: tl.constexpr,
     HIDDEN: tl.constexpr,
+    TILES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Write gradients of coupled rows [n_edges, n_coupled], from those of sums.
 
-    Grid: (receivers, blocks of COLUMNS, splits of the edges).
+    Grid: (receivers with blocks of COLUMNS, splits of the edges).
     """
-    node = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    node = (tl.program_id(0) // n_blocks).to(tl.int64)
+    column = tl.program_id(0) % n_blocks * COLUMNS + tl.arange(0, COLUMNS)
     first = tl.load(row_ptr_ptr + node).to(tl.int64)
     last = tl.load(row_ptr_ptr + node + 1).to(tl.int64)
-    for start in range(first + tl.program_id(2) * M, last, tl.num_programs(2) * M):
+    for start in range(first + tl.program_id(1) * M, last, tl.num_programs(1) * M):
         edge = start + tl.arange(0, M)
         live = edge < last
         total = tl.zeros((M, COLUMNS), out_ptr.dtype.element_ty)
-        for begin in range(0, n_inner, HIDDEN):
-            k = begin + tl.arange(0, HIDDEN)
-            sums = _load_sums(sums_ptr, node, column, k, n_coupled, n_inner)
+        for t in range(TILES):
+            k = t * HIDDEN + tl.arange(0, HIDDEN)
+            sums = _load_sums(sums_ptr, node, column, k, n_coupled, TILES * HIDDEN)
             hidden = _load_hidden(hidden_ptr, edge, live, k, n_hidden, total.dtype)
             total = add_dot(total, hidden, tl.trans(sums), PRECISION)
         mask = live[:, None] & (column < n_coupled)[None, :]
@@ -134,36 +144,44 @@ def _hidden_gradient_kernel(
     out_ptr,
     n_coupled,
     n_hidden,
-    n_inner,
+    n_groups,
     M: tl.constexpr,
     COLUMNS: tl.constexpr,
     HIDDEN: tl.constexpr,
+    TILES: tl.constexpr,
+    GROUP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Write gradients of hidden values [n_edges, n_hidden], from those of sums.
 
-    Grid: (receivers, blocks of HIDDEN, splits of the edges).
+    Grid: (receivers with groups of GROUP tiles of HIDDEN, splits of the edges).
     """
-    node = tl.program_id(0).to(tl.int64)
-    k = tl.program_id(1) * HIDDEN + tl.arange(0, HIDDEN)
+    node = (tl.program_id(0) // n_groups).to(tl.int64)
+    tile = tl.program_id(0) % n_groups * GROUP
     first = tl.load(row_ptr_ptr + node).to(tl.int64)
     last = tl.load(row_ptr_ptr + node + 1).to(tl.int64)
-    for start in range(first + tl.program_id(2) * M, last, tl.num_programs(2) * M):
+    for start in range(first + tl.program_id(1) * M, last, tl.num_programs(1) * M):
         edge = start + tl.arange(0, M)
         live = edge < last
-        total = tl.zeros((M, HIDDEN), coupled_ptr.dtype.element_ty)
+        total = zeros(M, HIDDEN, GROUP, coupled_ptr.dtype.element_ty)
         for begin in range(0, n_coupled, COLUMNS):
             column = begin + tl.arange(0, COLUMNS)
-            sums = _load_sums(sums_ptr, node, column, k, n_coupled, n_inner)
             coupled = _load_coupled(coupled_ptr, edge, live, column, n_coupled)
-            total = add_dot(total, coupled, sums, PRECISION)
-        mask = live[:, None] & (k < n_hidden)[None, :]
-        tl.store(out_ptr + edge[:, None] * n_hidden + k[None, :], total, mask)
+            added = ()
+            for t in tl.static_range(GROUP):
+                k = (tile + t) * HIDDEN + tl.arange(0, HIDDEN)
+                sums = _load_sums(sums_ptr, node, column, k, n_coupled, TILES * HIDDEN)
+                added += (add_dot(total[t], coupled, sums, PRECISION),)  # type: ignore[assignment]
+            total = added
+        for t in tl.static_range(GROUP):
+            k = (tile + t) * HIDDEN + tl.arange(0, HIDDEN)
+            mask = live[:, None] & (k < n_hidden)[None, :]
+            tl.store(out_ptr + edge[:, None] * n_hidden + k[None, :], total[t], mask)
 
 
 def padded_hidden(n_hidden: int) -> int:
     """Return the number of hidden values of sums, with one for the bias, and padding."""
-    return triton.cdiv(n_hidden + 1, HIDDEN) * HIDDEN  # type: ignore[no-any-return]
+    return triton.cdiv(n_hidden + 1, TILE) * TILE  # type: ignore[no-any-return]
 
 
 def precision_of_sums(dtype: torch.dtype) -> str:
@@ -175,11 +193,9 @@ def precision_of_sums(dtype: torch.dtype) -> str:
 def _options(sums: Tensor) -> dict[str, object]:
     return {
         "M": _EDGES,
-        "COLUMNS": _COLUMNS,
-        "HIDDEN": HIDDEN,
+        "HIDDEN": TILE,
+        "TILES": sums.shape[2] // TILE,
         "PRECISION": precision_of_sums(sums.dtype),
-        "num_warps": 4,
-        "num_stages": 2,
     }
 
 
@@ -190,11 +206,19 @@ def splits_of_edges(n_edges: int, n_nodes: int) -> int:
 
 def write_outer_sums(coupled: Tensor, hidden: Tensor, row_ptr: Tensor, out: Tensor) -> None:
     """Write the sums [n, C, padded hidden] of some receivers, from those of all edges."""
-    n_nodes, n_coupled, n_inner = out.shape
-    grid = n_nodes, triton.cdiv(n_coupled, _COLUMNS), n_inner // HIDDEN
+    n_nodes, n_coupled, _ = out.shape
+    n_blocks = triton.cdiv(n_coupled, _SUMS_TILE["COLUMNS"])
     with torch.cuda.device_of(out):
-        _outer_sums_fwd_kernel[grid](
-            coupled, hidden, row_ptr, out, n_coupled, hidden.shape[1], n_inner, **_options(out)
+        _outer_sums_fwd_kernel[(n_nodes * n_blocks,)](
+            coupled,
+            hidden,
+            row_ptr,
+            out,
+            n_coupled,
+            hidden.shape[1],
+            n_blocks,
+            **_options(out),
+            **_SUMS_TILE,
         )
 
 
@@ -202,11 +226,19 @@ def write_coupled_gradient(
     sums: Tensor, hidden: Tensor, row_ptr: Tensor, out: Tensor, splits: int
 ) -> None:
     """Write gradients of coupled rows, for the edges of some receivers into [E, C]."""
-    n_nodes, n_coupled, n_inner = sums.shape
-    grid = n_nodes, triton.cdiv(n_coupled, _COLUMNS), splits
+    n_nodes, n_coupled, _ = sums.shape
+    n_blocks = triton.cdiv(n_coupled, _COUPLED_TILE["COLUMNS"])
     with torch.cuda.device_of(out):
-        _coupled_gradient_kernel[grid](
-            sums, hidden, row_ptr, out, n_coupled, hidden.shape[1], n_inner, **_options(sums)
+        _coupled_gradient_kernel[(n_nodes * n_blocks, splits)](
+            sums,
+            hidden,
+            row_ptr,
+            out,
+            n_coupled,
+            hidden.shape[1],
+            n_blocks,
+            **_options(sums),
+            **_COUPLED_TILE,
         )
 
 
@@ -214,10 +246,17 @@ def write_hidden_gradient(
     sums: Tensor, coupled: Tensor, row_ptr: Tensor, out: Tensor, splits: int
 ) -> None:
     """Write gradients of hidden values, for the edges of some receivers into [E, H]."""
-    n_nodes, n_coupled, n_inner = sums.shape
-    n_hidden = out.shape[1]
-    grid = n_nodes, triton.cdiv(n_hidden, HIDDEN), splits
+    n_nodes, n_coupled, _ = sums.shape
+    n_groups = triton.cdiv(out.shape[1], TILE * _HIDDEN_TILE["GROUP"])
     with torch.cuda.device_of(out):
-        _hidden_gradient_kernel[grid](
-            sums, coupled, row_ptr, out, n_coupled, n_hidden, n_inner, **_options(sums)
+        _hidden_gradient_kernel[(n_nodes * n_groups, splits)](
+            sums,
+            coupled,
+            row_ptr,
+            out,
+            n_coupled,
+            out.shape[1],
+            n_groups,
+            **_options(sums),
+            **_HIDDEN_TILE,
         )

@@ -19,6 +19,9 @@ from typing import NamedTuple
 
 from mlff_triton.errors import InputError
 
+NODE, HARMONICS, HIDDEN, WEIGHT, BIAS = range(5)
+"""Positions of the inputs of `edge_convolution` that get gradients."""
+
 MODES = ("uvw", "uvu")
 MAX_DEGREE = 3
 """Largest degree l of an irrep that a path may connect."""
@@ -211,6 +214,16 @@ class TensorProduct:
             self.harmonics[p.harmonic].count * self.node[p.node].width * self.output[p.output].width
             for p in self.paths
         )
+
+    @cached_property
+    def n_node(self) -> int:
+        """Number of columns of a node."""
+        return columns_of(self.node)
+
+    @cached_property
+    def n_harmonics(self) -> int:
+        """Number of columns of the harmonics."""
+        return columns_of(self.harmonics)
 
     @cached_property
     def n_outputs(self) -> int:

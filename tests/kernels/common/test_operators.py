@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from mlff_triton.kernels.common.operators import (
     by_reference,
     chosen_like,
     needed_gradients,
+    non_leaf,
     operator,
     saved_inputs,
 )
@@ -78,9 +80,10 @@ def product(a: Tensor, name: str, b: Tensor) -> tuple[Tensor]:
 asked: list[list[bool]] = []
 
 
-def test_only_what_this_pass_needs_is_computed():
+@pytest.mark.parametrize("derived", [torch.clone, non_leaf, lambda leaf: leaf])
+def test_only_what_this_pass_needs_is_computed(derived):
     a, b = (torch.tensor([value], requires_grad=True) for value in (2.0, 5.0))
-    (y,) = product(a.clone(), "name", b.clone())
+    (y,) = product(derived(a), "name", derived(b))
     asked.clear()
     assert torch.autograd.grad(y, b, retain_graph=True)[0].item() == 2
     assert torch.autograd.grad(y, a)[0].item() == 5
@@ -126,3 +129,11 @@ def test_chosen_gradients_have_second_derivatives():
         wanted = [k for k, leaf in enumerate(leaves) if leaf.requires_grad]
         torch.library.opcheck(found, (torch.ones_like(a), a, b, 3, wanted))
     assert {tuple(each) for each in chosen} == {(0, 1), (0,), (1,)}
+
+
+def test_engines_answer_without_exceptions_for_tensors_with_a_history():
+    leaf, constant = torch.ones(2, requires_grad=True), torch.ones(2)
+    made = non_leaf(leaf)
+    assert made.grad_fn is not None
+    assert non_leaf(made) is made
+    assert non_leaf(constant) is constant
