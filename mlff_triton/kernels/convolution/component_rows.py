@@ -13,11 +13,11 @@ from torch import Tensor
 
 from mlff_triton.kernels.common.dense import COMPUTE_DTYPES
 from mlff_triton.kernels.convolution.channel_plan import component_order
-from mlff_triton.kernels.convolution.graphs import by_sender, mean_of
+from mlff_triton.kernels.convolution.graphs import by_sender, mean_of, row_sums
 from mlff_triton.kernels.convolution.types import Irreps, TensorProduct
 
 _ROWS, _COLUMNS = 4, 256  # of a program
-_SUMMED_ROWS, _SUMMED_COLUMNS = 8, 128  # of contributions that a program adds at a time
+_SUMMED_COLUMNS = 128  # of contributions that a program adds
 
 
 @triton.jit
@@ -84,60 +84,10 @@ def gradient_rows(grad: Tensor, row_ptr: Tensor, product: TensorProduct, reduce:
     return component_rows(grad, product.output, COMPUTE_DTYPES[grad.dtype], counts)
 
 
-@triton.jit
-def _sender_sums_kernel(
-    rows_ptr,
-    sent_ptr,
-    pointers_ptr,
-    order_ptr,
-    out_ptr,
-    n_columns,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """Write sums [S, n_columns] of rows by sender. Grid: (senders, blocks of COLUMNS).
-
-    The edges that node j sends are ``sent[pointers[j]:pointers[j + 1]]``.
-    """
-    node = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = column < n_columns
-    first, last = tl.load(pointers_ptr + node), tl.load(pointers_ptr + node + 1)
-
-    total = tl.zeros((ROWS, COLUMNS), rows_ptr.dtype.element_ty)
-    for start in range(first, last, ROWS):
-        place = start + tl.arange(0, ROWS)
-        live = place < last
-        edge = tl.load(sent_ptr + place, live, other=0).to(tl.int64)
-        total += tl.load(
-            rows_ptr + edge[:, None] * n_columns + column[None, :],
-            live[:, None] & inside[None, :],
-            other=0.0,
-        )  # [ROWS, COLUMNS]
-    if order_ptr is not None:
-        column = tl.load(order_ptr + column, inside, other=0)
-    sums = tl.sum(total, 0).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + node * n_columns + column, sums, inside)
-
-
 def sender_sums(
     rows: Tensor, senders: Tensor, n_nodes: int, irreps: Irreps, dtype: torch.dtype
 ) -> Tensor:
     """Return sums by sender [S, columns] of rows [E, columns] in the order of components."""
-    n_columns = rows.shape[1]
-    out = rows.new_empty(n_nodes, n_columns, dtype=dtype)
-    if out.numel():
-        sent, pointers = by_sender(senders, n_nodes)
-        with torch.cuda.device_of(out):
-            _sender_sums_kernel[(n_nodes, triton.cdiv(n_columns, _SUMMED_COLUMNS))](
-                rows,
-                sent,
-                pointers,
-                component_order(irreps, rows.device),
-                out,
-                n_columns,
-                ROWS=_SUMMED_ROWS,
-                COLUMNS=_SUMMED_COLUMNS,
-                num_warps=2,
-            )
-    return out
+    order, pointers = by_sender(senders, n_nodes)
+    columns = component_order(irreps, rows.device)
+    return row_sums(rows, pointers, dtype, _SUMMED_COLUMNS, order=order, columns=columns)

@@ -121,56 +121,82 @@ def mean_of(sums, count):
 
 
 @triton.jit
-def _receiver_sums_kernel(
-    messages_ptr,
-    row_ptr_ptr,
+def _row_sums_kernel(
+    rows_ptr,
+    order_ptr,
+    pointers_ptr,
+    columns_ptr,
     out_ptr,
     n_columns,
     MEAN: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Write sums or means [N, n_columns] of messages. Grid: (receivers, blocks of COLUMNS)."""
+    """Write sums or means [N, n_columns] of rows. Grid: (nodes, blocks of COLUMNS).
+
+    Node i has the rows ``order[pointers[i]:pointers[i + 1]]``. Column c of the sums is written to
+    ``columns[c]``. Without order and columns, they are 0, 1, 2, ...
+    """
     node = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < n_columns
-    first = tl.load(row_ptr_ptr + node).to(tl.int64)
-    last = tl.load(row_ptr_ptr + node + 1).to(tl.int64)
+    first = tl.load(pointers_ptr + node).to(tl.int64)
+    last = tl.load(pointers_ptr + node + 1).to(tl.int64)
 
-    total = tl.zeros((ROWS, COLUMNS), messages_ptr.dtype.element_ty)
+    total = tl.zeros((ROWS, COLUMNS), rows_ptr.dtype.element_ty)
     for start in range(first, last, ROWS):
-        edge = start + tl.arange(0, ROWS)
+        row = start + tl.arange(0, ROWS)
+        live = row < last
+        if order_ptr is not None:
+            row = tl.load(order_ptr + row, live, other=0).to(tl.int64)
         total += tl.load(
-            messages_ptr + edge[:, None] * n_columns + column[None, :],
-            (edge < last)[:, None] & inside[None, :],
+            rows_ptr + row[:, None] * n_columns + column[None, :],
+            live[:, None] & inside[None, :],
             other=0.0,
         )  # [ROWS, COLUMNS]
     sums = tl.sum(total, 0)
     if MEAN:
         sums = mean_of(sums, last - first)
+    if columns_ptr is not None:
+        column = tl.load(columns_ptr + column, inside, other=0)
     tl.store(out_ptr + node * n_columns + column, sums.to(out_ptr.dtype.element_ty), inside)
+
+
+def row_sums(
+    rows: Tensor,
+    pointers: Tensor,
+    dtype: torch.dtype,
+    block: int,
+    *,
+    order: Tensor | None = None,
+    columns: Tensor | None = None,
+    mean: bool = False,
+) -> Tensor:
+    """Return sums or means [N, columns] of rows, by blocks of columns; see the kernel."""
+    n_nodes, n_columns = len(pointers) - 1, rows.shape[1]
+    out = rows.new_empty(n_nodes, n_columns, dtype=dtype)
+    if out.numel():
+        with torch.cuda.device_of(out):
+            _row_sums_kernel[(n_nodes, triton.cdiv(n_columns, block))](
+                rows,
+                order,
+                pointers,
+                columns,
+                out,
+                n_columns,
+                MEAN=mean,
+                ROWS=_ROWS,
+                COLUMNS=block,
+                num_warps=2,
+            )
+    return out
 
 
 def receiver_sums(messages: Tensor, row_ptr: Tensor, reduce: str, dtype: torch.dtype) -> Tensor:
     """Return sums or means [N, columns] of messages [E, columns], rounded to a dtype."""
-    n_edges, n_columns = messages.shape
-    n_nodes = len(row_ptr) - 1
-    if n_edges > _LONG * n_nodes:
+    if len(messages) > _LONG * (len(row_ptr) - 1):
         return reduced(segment_sum(messages, row_ptr), row_ptr, reduce).to(dtype)
-    out = messages.new_empty(n_nodes, n_columns, dtype=dtype)
-    if out.numel():
-        with torch.cuda.device_of(out):
-            _receiver_sums_kernel[(n_nodes, triton.cdiv(n_columns, _COLUMNS))](
-                messages,
-                row_ptr,
-                out,
-                n_columns,
-                MEAN=reduce == "mean",
-                ROWS=_ROWS,
-                COLUMNS=_COLUMNS,
-                num_warps=2,
-            )
-    return out
+    return row_sums(messages, row_ptr, dtype, _COLUMNS, mean=reduce == "mean")
 
 
 def reduced(sums: Tensor, row_ptr: Tensor, reduce: str) -> Tensor:
