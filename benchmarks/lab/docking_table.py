@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.lab.cells import error_cell, memory_cell, ms_cell, ratio_cell, times_in_ms
 from benchmarks.lab.schema import read_rows
-from benchmarks.lab.selection import best_peer, passed
+from benchmarks.lab.selection import DOCKING_OURS, DOCKING_PEERS, best_peer, passed
 
 
 def docking_table(folder: Path) -> str:
@@ -16,8 +16,8 @@ def docking_table(folder: Path) -> str:
     head += ["memory, GB (as shipped)", "error (as shipped)"]
     lines = [head, ["---"] * len(head)]
     for case, rows in times.items():
-        ours, shipped, compiled = map(rows.get, ("accelerated", "reference", "compile"))
-        best = best_peer(rows, ("reference", "compile"))
+        ours, shipped, compiled = map(rows.get, (DOCKING_OURS, *DOCKING_PEERS))
+        best = best_peer(rows, DOCKING_PEERS)
         if ours is not None and shipped is not None:
             memory = f"{memory_cell(ours)} ({memory_cell(shipped)})"
             error = f"{error_cell(ours)} ({error_cell(shipped)})"

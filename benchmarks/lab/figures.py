@@ -19,7 +19,10 @@ from benchmarks.lab.selection import (
     BIO_PEERS,
     BIO_REFERENCE,
     COMMAND,
+    CONVOLUTION_PEERS,
     DIVISIONS,
+    DOCKING_OURS,
+    DOCKING_PEERS,
     KERNELS,
     LABELS,
     LAMMPS_MODELS,
@@ -34,6 +37,7 @@ from benchmarks.lab.selection import (
     by_model,
     fastest,
     is_scaling,
+    largest_of_kind,
     other_models,
     p50,
     passed,
@@ -155,6 +159,30 @@ def _plot_predictions(axes: Axes, times: Times) -> None:
     axes.set(xlabel="prediction, ms")
 
 
+def _plot_convolutions(axes: Axes, times: Times) -> None:
+    """Plot times of convolutions in CUDA graphs, one row per case."""
+    best = [
+        best_peer(rows, [f"{peer}-graph" for peer in CONVOLUTION_PEERS]) for rows in times.values()
+    ]
+    kinds = {
+        "best peer": ([row for row in best if row], "s"),
+        "mlff_triton": (rows_of(times, "triton-graph"), "o"),
+    }
+    _plot_points(axes, by_model(times), kinds, "ms_p50")
+    axes.set(xlabel="convolution in float32, ms")
+
+
+def _plot_docking(axes: Axes, times: Times) -> None:
+    """Plot times of docking models, one row per case."""
+    kinds = {
+        "as shipped": (rows_of(times, DOCKING_PEERS[0]), "s"),
+        "compiled": (rows_of(times, DOCKING_PEERS[1]), "."),
+        "mlff_triton": (rows_of(times, DOCKING_OURS), "o"),
+    }
+    _plot_points(axes, by_model(times), kinds, "ms_p50")
+    axes.set(xlabel="call, or screening of one ligand, ms")
+
+
 def _plot_alignment(axes: Axes, times: Times) -> None:
     """Plot speeds, one row per case, without the cases that are compared with PyTorch."""
     times = {case: rows for case, rows in times.items() if not case.startswith(BATCHES)}
@@ -213,6 +241,8 @@ PLOTS = {
     "bio": _plot_bio,
     "models": _plot_models,
     "predictions": _plot_predictions,
+    "convolution": _plot_convolutions,
+    "docking": _plot_docking,
     "alignment": _plot_alignment,
     "lammps": _plot_divided,
     "cpu": _plot_scaling,
@@ -226,6 +256,7 @@ def _compared(times: Times) -> Times:
 
 PARTS: dict[str, tuple[str, Callable[[Times], Times]]] = {
     "models": ("models", other_models),
+    "convolution": ("convolution", largest_of_kind),
     "predictions": ("models", _compared),
     "cpu": ("cpu", scaling),
 }

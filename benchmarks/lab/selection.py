@@ -17,6 +17,11 @@ ACCELERATED = "accelerated-"  # prefix of our precisions
 AUTOCAST, KERNELS = "accelerated-autocast", "half-kernels"  # with the precisions of a package
 NEW_SIZE = "new-size"  # the first prediction of a size, with these precisions
 MODEL_PEERS = ("reference-graph", "half", KERNELS, "half-graph", "compile", "compile-half")
+CONVOLUTION_PEERS = (
+    *("cuequivariance", "openequivariance", "luna"),
+    *("e3nn-compiled", "e3nn", "torch"),
+)
+DOCKING_OURS, DOCKING_PEERS = "accelerated", ("reference", "compile")
 PREDICTIONS = ("boltz2-", "openfold3-", "protenix-")  # prefixes of cases
 COMMAND, TORCHMD_NET = "command", "torchmd-net-"  # prefix of all routes to TorchMD-NET
 SIMULATIONS = {  # labels of routes, all with Langevin dynamics, by name
@@ -90,6 +95,12 @@ def fastest(rows: dict[str, Row]) -> Row | None:
 def predictions(times: Times) -> Times:
     """Return the cases that predict structures, in the precisions of their packages."""
     return {c: rows for c, rows in times.items() if _predicts(c) and AUTOCAST in rows}
+
+
+def largest_of_kind(times: Times) -> Times:
+    """Return the last case of those whose names differ in the number at their ends."""
+    last = {case.rpartition("-")[0]: case for case in times}
+    return {case: rows for case, rows in times.items() if case in last.values()}
 
 
 def other_models(times: Times) -> Times:

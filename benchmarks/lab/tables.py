@@ -28,6 +28,7 @@ from benchmarks.lab.selection import (
     BIO_PEERS,
     BIO_REFERENCE,
     COMMAND,
+    CONVOLUTION_PEERS,
     DIVISIONS,
     KERNELS,
     LABELS,
@@ -57,14 +58,6 @@ EAGER = "torch"
 OPENMM_PAIRS = (  # ours and TorchMD-NET's, first on the GPU, then on the host
     ("openmm-torch", "openmm-torchmd-net"),
     ("openmm-reference", "openmm-torchmd-net-reference"),
-)
-CONVOLUTION_PEERS = (
-    "cuequivariance",
-    "openequivariance",
-    "luna",
-    "e3nn-compiled",
-    "e3nn",
-    "torch",
 )
 PAIR_PEERS = ("cuequivariance", "trifast", "compile", "torch")  # their names end in a precision
 CELLS, ROWS = "torch-cells", "torch-rows"

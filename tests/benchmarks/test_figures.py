@@ -92,6 +92,30 @@ def test_figures_are_drawn_from_the_csv_and_reproducible(measured):
     assert path.read_text() == drawn
 
 
+def test_convolutions_are_drawn_in_their_largest_size(tmp_path):
+    rows = [
+        row(bench="convolution", case=f"layer-{layer}-{n}", impl=impl, ms=n * ms, atoms=n)
+        for layer in (1, 2)
+        for n in (10000, 2000)
+        for impl, ms in (("triton-graph", 1.0), ("luna-graph", 3.0), ("luna", 0.1))
+    ]
+    Results(tmp_path).add(rows)
+    (path,) = figures.draw(tmp_path)
+    drawn = path.read_text()
+    assert path.name == "convolution.svg"
+    assert all(text in drawn for text in ("layer-1-10000", "layer-2-10000", "best peer"))
+    assert "layer-1-2000" not in drawn
+
+
+def test_docking_is_drawn(tmp_path):
+    times = {"accelerated": 1.0, "reference": 9.0}
+    Results(tmp_path).add([row(bench="docking", case="a", impl=i, ms=t) for i, t in times.items()])
+    (path,) = figures.draw(tmp_path)
+    drawn = path.read_text()
+    assert "as shipped" in drawn
+    assert "compiled" not in drawn
+
+
 def test_legends_fit_below_the_axes(tmp_path, monkeypatch):
     """The committed results have long names."""
     monkeypatch.setattr(
