@@ -92,9 +92,9 @@ def _node_terms_kernel(
     node_ptrs,
     weight_ptrs,
     term_ptrs,
-    n_nodes,
+    odd_nodes,
     n_in,
-    node_rows,
+    odd_rows,
     n_out,
     PRECISION: tl.constexpr,
     ACC: tl.constexpr,
@@ -102,31 +102,33 @@ def _node_terms_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    """Write terms [n_nodes[k], n_out] of each table of nodes.
+    """Write terms [n_nodes, n_out] of each table of nodes, whose rows are some elements apart.
 
-    Grid: (blocks [M, N] of the largest table, tables).
+    Both numbers come as odd ones, 2 n + 1: Triton would compile anew for each combination of those
+    divisible by 16. Grid: (blocks [M, N] of the largest table, tables).
     """
     row, column = _block_of(tl.program_id(0), n_out, M, N)
     for k in tl.static_range(len(node_ptrs)):
         if tl.program_id(1) == k:
+            n_nodes = odd_nodes[k] // 2
             terms = _product(
                 node_ptrs[k],
                 weight_ptrs[k],
                 row,
                 column,
-                n_nodes[k],
+                n_nodes,
                 n_in[k],
                 n_out,
-                node_rows[k],
+                odd_rows[k] // 2,
                 PRECISION,
                 ACC,
                 K,
             )
-            mask = (row < n_nodes[k])[:, None] & (column < n_out)[None, :]
+            mask = (row < n_nodes)[:, None] & (column < n_out)[None, :]
             tl.store(term_ptrs[k] + row[:, None] * n_out + column[None, :], terms, mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_edges"])
 def _edge_network_fwd_kernel(
     x_ptr,
     weight_ptr,
@@ -180,14 +182,13 @@ def _node_terms(nodes: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Ten
     n_out, dtype = weights[0].shape[1], COMPUTE_DTYPES[nodes[0].dtype]
     terms = tuple(x.new_empty(len(x), n_out, dtype=dtype) for x in nodes)
     rows = tuple(map(_rows, nodes))
-    n_nodes, n_in = (tuple(x.shape[axis] for x in nodes) for axis in (0, 1))
-    _node_terms_kernel[(_TILE.programs(max(n_nodes), n_out), len(nodes))](
+    _node_terms_kernel[(_TILE.programs(max(map(len, nodes)), n_out), len(nodes))](
         rows,
         tuple(weights),
         terms,
-        n_nodes,
-        n_in,
-        tuple(x.stride(0) for x in rows),
+        tuple(2 * len(x) + 1 for x in rows),
+        tuple(x.shape[1] for x in rows),
+        tuple(2 * x.stride(0) + 1 for x in rows),
         n_out,
         **_options(nodes[0], _TILE),
     )

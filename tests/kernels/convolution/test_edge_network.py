@@ -5,12 +5,15 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from triton.compiler import make_backend
+from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.convolution import edge_network as module
 from mlff_triton.kernels.convolution.edge_network import edge_network
 from mlff_triton.kernels.convolution.reference import edge_network as reference
 from mlff_triton.testing import assert_close, assert_within
+from mlff_triton.testing.launches import TARGETS
 from tests.support.token_cases import DTYPES
 
 ERRORS = {torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -201,16 +204,43 @@ def test_refuses_what_does_not_fit(change, message, device):
         edge_network(**(given | {name: moved(value) for name, value in change.items()}))
 
 
+class Launches:
+    """A kernel that notes its launches, and computes nothing."""
+
+    def __init__(self) -> None:
+        self.grids: list[tuple[int, ...]] = []
+        self.arguments: list[tuple[tuple[object, ...], dict[str, object]]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]):
+        self.grids.append(grid)
+        return lambda *args, **options: self.arguments.append((args, options))
+
+
 def test_millions_of_edges_are_on_the_first_axis_of_grids(device, monkeypatch):
-    grids = []
-
-    class Kernel:
-        def __getitem__(self, grid: tuple[int, ...]):
-            grids.append(grid)
-            return lambda *_, **__: None
-
-    monkeypatch.setattr(module, "_edge_network_fwd_kernel", Kernel())
+    kernel = Launches()
+    monkeypatch.setattr(module, "_edge_network_fwd_kernel", kernel)
     one = torch.zeros(1, device=device)
     features = one.expand(64 * 65_536, 1)
     edge_network(features, (), one[None], one)
-    assert grids == [(65_536,)]
+    assert kernel.grids == [(65_536,)]
+
+
+@pytest.mark.parametrize("name", ["_edge_network_fwd_kernel", "_node_terms_kernel"])
+def test_kernels_are_compiled_once_for_all_numbers_of_edges_and_nodes(name, device, monkeypatch):
+    launches, kernel = Launches(), getattr(module, name)
+    for each in ("_edge_network_fwd_kernel", "_node_terms_kernel"):
+        monkeypatch.setattr(module, each, launches if each == name else Launches())
+    for n_edges, n_nodes, columns in ((16, 16, 48), (17, 32, 78), (20, 33, 160)):
+        features, ends, weight, bias = inputs(n_edges, 48, (48, 48), 144, device)
+        wide = torch.zeros(n_nodes, columns, dtype=torch.float64, device=device)[:, :48]
+        for nodes in ((wide, wide), (wide, ends[1][0])):
+            tables = [(x, i) for x, (_, i) in zip(nodes, ends, strict=True)]
+            edge_network(features, tables, weight, bias)
+    compiled = (
+        kernel if isinstance(kernel, JITFunction) else JITFunction(kernel.fn, **kernel.kwargs)
+    )
+    backend = make_backend(TARGETS["sm_90"][0])
+    bind = create_function_from_signature(compiled.signature, compiled.params, backend)
+    variants = {str(bind(*args, debug=False, **options)[1]) for args, options in launches.arguments}
+    assert len(launches.arguments) == 6
+    assert len(variants) == 1
