@@ -82,15 +82,6 @@ def needed_gradients(ctx: Any) -> list[bool]:
     return needed
 
 
-def non_leaf(x: Tensor) -> Tensor:
-    """Return a tensor that has a history if it requires gradients, for fast `needed_gradients`.
-
-    PyTorch answers by an exception if the gradient of a leaf is computed. That takes longer than
-    many a kernel.
-    """
-    return x.view_as(x) if x.requires_grad and x.is_leaf else x
-
-
 def by_chosen(gradients: Callable[..., Any], count: int) -> Callable[..., Any]:
     """Make the derivative of an operator from another one, which computes chosen gradients.
 

@@ -21,13 +21,7 @@ from torch import Tensor
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_shape
 from mlff_triton.kernels.common.dense import COMPUTE_DTYPES, check_dense
-from mlff_triton.kernels.common.operators import (
-    by_chosen,
-    by_reference,
-    chosen_like,
-    non_leaf,
-    operator,
-)
+from mlff_triton.kernels.common.operators import by_chosen, by_reference, chosen_like, operator
 from mlff_triton.kernels.convolution.channel_network import network_gradients, network_sums
 from mlff_triton.kernels.convolution.coupling_matrices import coupling_matrices
 from mlff_triton.kernels.convolution.edge_blocks import (
@@ -213,7 +207,7 @@ def edge_convolution(
     _check(node, edge_sh, hidden, weight, bias, row_ptr, senders, product, reduce)
     if bias is None:
         bias = weight.new_zeros(product.n_weights)
-    floats = map(non_leaf, (node, edge_sh, hidden, weight, bias))
+    floats = node, edge_sh, hidden, weight, bias
     out: Tensor = _edge_convolution(*floats, row_ptr, senders, product.text, reduce)
     return out
 

@@ -24,8 +24,8 @@ TILE = 32
 
 _EDGES = 32  # at a time
 _SUMS_TILE = {"COLUMNS": 64, "num_warps": 4, "num_stages": 2}
-_COUPLED_TILE = {"COLUMNS": 64, "num_warps": 4, "num_stages": 2}
-_HIDDEN_TILE = {"GROUP": 2, "COLUMNS": 32, "num_warps": 4, "num_stages": 2}
+_COUPLED_TILE = {"COLUMNS": 64, "num_warps": 4, "num_stages": 3}
+_HIDDEN_TILE = {"COLUMNS": 32, "num_warps": 4, "num_stages": 1}
 
 
 @triton.jit
@@ -56,7 +56,7 @@ def _load_sums(sums_ptr, node, column, k, n_coupled, n_inner):
     row = node * n_coupled + column
     return tl.load(
         sums_ptr + row[:, None] * n_inner + k[None, :],
-        (column < n_coupled)[:, None] & (k < n_inner)[None, :],
+        (column < n_coupled)[:, None],
         other=0.0,
     )
 
@@ -144,39 +144,32 @@ def _hidden_gradient_kernel(
     out_ptr,
     n_coupled,
     n_hidden,
-    n_groups,
+    n_blocks,
     M: tl.constexpr,
     COLUMNS: tl.constexpr,
     HIDDEN: tl.constexpr,
     TILES: tl.constexpr,
-    GROUP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Write gradients of hidden values [n_edges, n_hidden], from those of sums.
 
-    Grid: (receivers with groups of GROUP tiles of HIDDEN, splits of the edges).
+    Grid: (receivers with blocks of HIDDEN, splits of the edges).
     """
-    node = (tl.program_id(0) // n_groups).to(tl.int64)
-    tile = tl.program_id(0) % n_groups * GROUP
+    node = (tl.program_id(0) // n_blocks).to(tl.int64)
+    k = tl.program_id(0) % n_blocks * HIDDEN + tl.arange(0, HIDDEN)
     first = tl.load(row_ptr_ptr + node).to(tl.int64)
     last = tl.load(row_ptr_ptr + node + 1).to(tl.int64)
     for start in range(first + tl.program_id(1) * M, last, tl.num_programs(1) * M):
         edge = start + tl.arange(0, M)
         live = edge < last
-        total = zeros(M, HIDDEN, GROUP, coupled_ptr.dtype.element_ty)
+        total = tl.zeros((M, HIDDEN), coupled_ptr.dtype.element_ty)
         for begin in range(0, n_coupled, COLUMNS):
             column = begin + tl.arange(0, COLUMNS)
+            sums = _load_sums(sums_ptr, node, column, k, n_coupled, TILES * HIDDEN)
             coupled = _load_coupled(coupled_ptr, edge, live, column, n_coupled)
-            added = ()
-            for t in tl.static_range(GROUP):
-                k = (tile + t) * HIDDEN + tl.arange(0, HIDDEN)
-                sums = _load_sums(sums_ptr, node, column, k, n_coupled, TILES * HIDDEN)
-                added += (add_dot(total[t], coupled, sums, PRECISION),)  # type: ignore[assignment]
-            total = added
-        for t in tl.static_range(GROUP):
-            k = (tile + t) * HIDDEN + tl.arange(0, HIDDEN)
-            mask = live[:, None] & (k < n_hidden)[None, :]
-            tl.store(out_ptr + edge[:, None] * n_hidden + k[None, :], total[t], mask)
+            total = add_dot(total, coupled, sums, PRECISION)
+        mask = live[:, None] & (k < n_hidden)[None, :]
+        tl.store(out_ptr + edge[:, None] * n_hidden + k[None, :], total, mask)
 
 
 def padded_hidden(n_hidden: int) -> int:
@@ -247,16 +240,16 @@ def write_hidden_gradient(
 ) -> None:
     """Write gradients of hidden values, for the edges of some receivers into [E, H]."""
     n_nodes, n_coupled, _ = sums.shape
-    n_groups = triton.cdiv(out.shape[1], TILE * _HIDDEN_TILE["GROUP"])
+    n_blocks = triton.cdiv(out.shape[1], TILE)
     with torch.cuda.device_of(out):
-        _hidden_gradient_kernel[(n_nodes * n_groups, splits)](
+        _hidden_gradient_kernel[(n_nodes * n_blocks, splits)](
             sums,
             coupled,
             row_ptr,
             out,
             n_coupled,
             out.shape[1],
-            n_groups,
+            n_blocks,
             **_options(sums),
             **_HIDDEN_TILE,
         )

@@ -21,13 +21,7 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.checks import check_device, check_floats, check_shape
-from mlff_triton.kernels.common.operators import (
-    by_chosen,
-    by_reference,
-    chosen_like,
-    non_leaf,
-    operator,
-)
+from mlff_triton.kernels.common.operators import by_chosen, by_reference, chosen_like, operator
 from mlff_triton.kernels.convolution.channel_blocks import ChannelRows
 from mlff_triton.kernels.convolution.channel_gradients import channel_gradients
 from mlff_triton.kernels.convolution.channel_messages import channel_sums
@@ -213,7 +207,7 @@ def radial_convolution(
     check_shape("table", table, (len(knots.positions), 3, product.n_weights))
     if table.requires_grad:
         raise InputError("table gets no gradient: detach it, or use edge_convolution to train it")
-    floats = map(non_leaf, (node, edge_sh, distance))
+    floats = node, edge_sh, distance
     out: Tensor = _radial_convolution(
         *floats, table, *knots, row_ptr, senders, product.text, reduce
     )

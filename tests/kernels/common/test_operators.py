@@ -14,7 +14,6 @@ from mlff_triton.kernels.common.operators import (
     by_reference,
     chosen_like,
     needed_gradients,
-    non_leaf,
     operator,
     saved_inputs,
 )
@@ -80,7 +79,7 @@ def product(a: Tensor, name: str, b: Tensor) -> tuple[Tensor]:
 asked: list[list[bool]] = []
 
 
-@pytest.mark.parametrize("derived", [torch.clone, non_leaf, lambda leaf: leaf])
+@pytest.mark.parametrize("derived", [torch.clone, lambda leaf: leaf])
 def test_only_what_this_pass_needs_is_computed(derived):
     a, b = (torch.tensor([value], requires_grad=True) for value in (2.0, 5.0))
     (y,) = product(derived(a), "name", derived(b))
@@ -129,11 +128,3 @@ def test_chosen_gradients_have_second_derivatives():
         wanted = [k for k, leaf in enumerate(leaves) if leaf.requires_grad]
         torch.library.opcheck(found, (torch.ones_like(a), a, b, 3, wanted))
     assert {tuple(each) for each in chosen} == {(0, 1), (0,), (1,)}
-
-
-def test_engines_answer_without_exceptions_for_tensors_with_a_history():
-    leaf, constant = torch.ones(2, requires_grad=True), torch.ones(2)
-    made = non_leaf(leaf)
-    assert made.grad_fn is not None
-    assert non_leaf(made) is made
-    assert non_leaf(constant) is constant
