@@ -304,6 +304,7 @@ def test_gpu(kind: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("kind", ["v1", "L", "rigid"])
 def test_steps_wait_for_nothing_but_neighbors(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     searches = {"radius": 0, "radius_graph": 0}
