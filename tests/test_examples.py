@@ -264,6 +264,23 @@ def test_structure(tmp_path):
     assert all(abs(float(line[30:38])) < 9999 for line in lines[:-1])
 
 
+def test_convolution(tmp_path):
+    out = run("18_convolution.py", "--atoms", 40, "--device", "cpu", cwd=tmp_path)
+    first, time_of_reference, turned = out.splitlines()
+    atoms, edges, weights = map(int, numbers_in(first))
+    assert (atoms, weights) == (40, 3364)
+    assert edges > 100
+    assert time_of_reference.startswith("PyTorch")
+    assert all(float(x) < 1e-5 for x in re.findall(r"by (\S+?),? ?(?=,|$)", turned))
+
+
+@pytest.mark.gpu
+def test_convolution_on_a_gpu(tmp_path):
+    out = run("18_convolution.py", cwd=tmp_path)
+    (difference,) = re.findall(r"^forces differ by (\S+)$", out, re.MULTILINE)
+    assert float(difference) < 1e-5
+
+
 def write_dualbind(folder):
     """Write modules with the package's names: the double of the model, and a loader of nothing."""
     double = (ROOT / "tests" / "bio" / "models" / "dualbind" / "dualbind_double.py").read_text()

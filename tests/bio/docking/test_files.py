@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import runpy
 import shutil
 import signal
 import sys
@@ -228,6 +230,28 @@ def test_compressed_ligands_and_single_models(run: Any, models: Path) -> None:
     assert run(model=models / "score_model", ligands="ligands.sdf.gz")[0] == 0
     assert not any(m.HasProp("confidence") for m in read())
     assert len(read()) == 6
+
+
+@pytest.mark.filterwarnings("ignore::mlff_triton.bio.docking.files.LigandWarning")
+def test_example_ranks_ligands(
+    run: Any, models: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    del run  # which has written files
+    example = Path(__file__).parents[3] / "examples" / "17_docking.py"
+    with Path("ligands.sdf").open("a") as file:
+        file.write(f"{BROKEN}$$$$\n")
+    options = ["--device", "cpu", "--samples", "2", "--steps", "2", "--model", str(models)]
+    monkeypatch.setattr(sys, "argv", [str(example), "receptor.pdb", "ligands.sdf", *options])
+    runpy.run_path(str(example), run_name="__main__")
+    rows = list(csv.DictReader(Path("ranking.csv").read_text().splitlines()))
+    assert {row["ligand"] for row in rows[:3]} == set(SMILES)
+    confidences = [float(row["confidence"]) for row in rows[:3]]
+    assert confidences == sorted(confidences, reverse=True)
+    assert (rows[3]["ligand"], rows[3]["error"]) == ("broken", "RDKit cannot read it")
+    assert f"4 ligands, 1 errors; the best is {rows[0]['ligand']}" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", [str(example), "absent.pdb", "ligands.sdf", *options])
+    with pytest.raises(SystemExit, match=r"there is no file absent\.pdb"):
+        runpy.run_path(str(example), run_name="__main__")
 
 
 def test_settings_of_a_file_are_used(run: Any) -> None:
