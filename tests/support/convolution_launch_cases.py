@@ -12,6 +12,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from mlff_triton.kernels.convolution.contracted_sums import contracted_sums
+from mlff_triton.kernels.convolution.edge_blocks import EdgeInputs
 from mlff_triton.kernels.convolution.edge_convolution import edge_convolution
 from mlff_triton.kernels.convolution.edge_network import edge_network
 from mlff_triton.kernels.convolution.radial_convolution import radial_convolution
@@ -26,6 +28,7 @@ KNOTS = Knots(torch.tensor([0.0, 4.0]).double(), torch.tensor([0]).int())
 
 MIXED = TensorProduct.of("2x0e + 1x1o", "1x0e + 1x1o + 1x2e", "2x0e + 1x1o")
 DEEP = TensorProduct.of("1x1o + 1x3o", "1x0e + 1x2e", "1x1o + 1x2o + 1x3o")
+MANY_CHANNELS = TensorProduct.of("1x0e", "1x0e + 1x1o", "48x0e + 10x1o")
 CHANNELWISE = TensorProduct.of(
     "2x0e + 2x1o",
     "1x0e + 1x1o",
@@ -51,6 +54,18 @@ def networks(product: TensorProduct, dtype: torch.dtype, hidden: int = MORE_HIDD
         torch.ones(product.n_weights),
     )
     return derivatives(edge_convolution, (*floats, *GRAPH, product, "mean"), dtype)
+
+
+def contractions(product: TensorProduct, hidden: int = MORE_HIDDEN) -> object:
+    """Convolve with weights that are applied once per receiver."""
+    inputs = EdgeInputs(
+        torch.ones(NODES, columns_of(product.node)),
+        torch.ones(EDGES, product.n_matrix),
+        torch.ones(EDGES, hidden),
+        GRAPH[1],
+    )
+    weight = torch.ones(hidden, product.n_weights)
+    return contracted_sums(inputs, weight, weight[0], GRAPH[0], product, "mean")
 
 
 def layer_of_network(n_ends: int, dtype: torch.dtype, columns: int = 48) -> object:
@@ -82,6 +97,7 @@ def convolution_calls() -> dict[str, Callable[[], object]]:
     return {
         "edge_convolution, uvw": partial(networks, MIXED, single, HIDDEN),
         "edge_convolution, uvu": partial(networks, CHANNELWISE, single, HIDDEN),
+        "edge_convolution, many edges": partial(contractions, MIXED),
         "edge_network": partial(layer_of_network, 2, single),
         "radial_convolution": partial(tables, CHANNELWISE, single),
     }
@@ -95,6 +111,10 @@ def more_convolutions() -> dict[str, Callable[[], object]]:
         for name, product in (("uvw", MIXED), ("uvu", CHANNELWISE))
         for dtype in (single, *others)
     }
+    made["edge_convolution, many edges, degree 3"] = partial(contractions, DEEP, HIDDEN)
+    for hidden in (MORE_HIDDEN, 256):
+        case = f"edge_convolution, many edges, many channels, {hidden}"
+        made[case] = partial(contractions, MANY_CHANNELS, hidden)
     made["edge_convolution, uvw, degree 3"] = partial(networks, DEEP, single)
     made["edge_convolution, uvu, degree 3"] = partial(networks, WIDE, single)
     made |= {

@@ -7,14 +7,15 @@ and paths p of a tensor product. M. Geiger, T. Smidt, "e3nn: Euclidean neural ne
 https://arxiv.org/abs/2207.09453, sections 3 and 5.
 
 A first kernel gives each edge its coupling matrices, which contain harmonics and Wigner 3j symbols.
-Others make weights for a tile of edges and use them at once. Messages are summed by
-receiver, in order. Gradients are kernels, too, and second derivatives are those of the reference.
+Others make weights for a tile of edges and use them at once, and messages are summed by receiver,
+in order. Where receivers have many edges, outer products of edges are summed instead, and weights
+applied once per receiver. Gradients are kernels, too, and second derivatives are those of the
+reference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -23,17 +24,17 @@ from mlff_triton.kernels.common.checks import check_shape
 from mlff_triton.kernels.common.dense import COMPUTE_DTYPES, check_dense
 from mlff_triton.kernels.common.operators import by_chosen, by_reference, chosen_like, operator
 from mlff_triton.kernels.convolution.channel_network import network_gradients, network_sums
+from mlff_triton.kernels.convolution.contracted_sums import applies_weights_once, contracted_sums
 from mlff_triton.kernels.convolution.coupling_matrices import coupling_matrices
 from mlff_triton.kernels.convolution.edge_blocks import (
     MAX_HIDDEN,
     EdgeInputs,
-    PackedWeight,
     pack_weight,
 )
 from mlff_triton.kernels.convolution.edge_gradients import edge_gradients
 from mlff_triton.kernels.convolution.edge_messages import edge_messages
 from mlff_triton.kernels.convolution.graphs import check_graph, empty_output, receiver_sums
-from mlff_triton.kernels.convolution.plan import Plan, plan_of
+from mlff_triton.kernels.convolution.plan import plan_of
 from mlff_triton.kernels.convolution.reference import edge_convolution as reference
 from mlff_triton.kernels.convolution.types import TensorProduct
 
@@ -63,30 +64,6 @@ def _reference(
         reduce,
     )
     return out.to(node.dtype)
-
-
-class _Prepared(NamedTuple):
-    """Arguments as kernels read them."""
-
-    inputs: EdgeInputs
-    packed: PackedWeight
-    plan: Plan
-
-
-def _prepare(
-    node: Tensor,
-    edge_sh: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    senders: Tensor,
-    product: TensorProduct,
-) -> _Prepared:
-    plan = plan_of(product, node.device)
-    matrices = coupling_matrices(edge_sh, product)
-    edges = node.contiguous(), matrices, hidden.contiguous(), senders.contiguous()
-    packed = pack_weight(weight, bias, plan.source)
-    return _Prepared(EdgeInputs(*edges), packed, plan)
 
 
 @operator(
@@ -139,8 +116,12 @@ def _edge_convolution(
     floats = node, edge_sh, hidden, weight, bias
     if parsed.mode == "uvu":
         return network_sums(*floats, row_ptr, senders, parsed, reduce)
-    inputs, packed, plan = _prepare(*floats, senders, parsed)
-    messages = edge_messages(inputs, packed, plan, parsed)
+    matrices = coupling_matrices(edge_sh, parsed)
+    inputs = EdgeInputs(node.contiguous(), matrices, hidden.contiguous(), senders.contiguous())
+    if applies_weights_once(hidden, weight, row_ptr):
+        return contracted_sums(inputs, weight, bias, row_ptr, parsed, reduce)
+    plan = plan_of(parsed, node.device)
+    messages = edge_messages(inputs, pack_weight(weight, bias, plan.source), plan, parsed)
     return receiver_sums(messages, row_ptr, reduce, node.dtype)
 
 

@@ -1,0 +1,305 @@
+"""Sums of outer products of coupled rows and hidden values, by receiver, as halves.
+
+    S_i[c, k] = sum_e z_e[c] h_e[k]        t_i[c] = sum_e z_e[c]
+
+over the edges e of receiver i, for the columns c of coupled rows and hidden values k. Sums are
+written as halves with a unit for each c, as `mlff_triton.kernels.convolution.contracted_sums` reads
+them. Coupled rows are halves, too, with a unit for each c and some edges. The largest value of both
+factors is below 2^15, so that the number of edges bounds the sum, and no second pass is needed to
+find its unit.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mlff_triton.kernels.common.blocks import block_side
+from mlff_triton.kernels.convolution.contraction_plan import COLUMNS, ContractionPlan
+from mlff_triton.kernels.convolution.edge_blocks import EdgeInputs, zeros
+from mlff_triton.kernels.convolution.plan import FILLER
+from mlff_triton.kernels.numerics.product import inverse, product, split, split_along
+from mlff_triton.kernels.numerics.split import EXPONENT
+
+_FIELDS = tl.constexpr(7)
+_FILLER = tl.constexpr(FILLER)
+EDGES = 32
+"""Edges of a product."""
+_BLOCK = 64  # hidden values of a product
+_SPLIT_EDGES = 32  # of a program that splits hidden values
+_EXPONENT_BITS = tl.constexpr(0x7F800000)
+_SCALE_BITS = tl.constexpr((2 * 127 - 2 * EXPONENT + 12) << 23)  # products are below 2^30
+_SMALLEST_UNIT = tl.constexpr(2.0**-126)
+
+
+class SplitHidden(NamedTuple):
+    """Hidden values of edges as halves.
+
+    Attributes
+    ----------
+    values : float16 [2, E, K]
+        Halves of hidden values, and zeros.
+    units : [E]
+        Units of halves.
+    blocks : tuple of int
+        Parts of K, powers of two.
+    """
+
+    values: Tensor
+    units: Tensor
+    blocks: tuple[int, ...]
+
+
+class OuterHalves(NamedTuple):
+    """Sums of some receivers, in the order of a plan: by output, receiver, component and row.
+
+    Attributes
+    ----------
+    values : float16 [2, R, K]
+        Halves of sums, for K hidden values and filler.
+    units : [R]
+        Units of halves.
+    totals : [R]
+        Sums of coupled rows.
+    """
+
+    values: Tensor
+    units: Tensor
+    totals: Tensor
+
+    @classmethod
+    def of(cls, space: Tensor, n_rows: int, width: int) -> OuterHalves:
+        """Return uninitialized sums in bytes of memory."""
+        values, units, totals, _ = space.split_with_sizes(
+            [4 * n_rows * width, 4 * n_rows, 4 * n_rows, len(space) - n_rows * cls.bytes_of(width)]
+        )
+        return cls(
+            values.view(torch.float16).view(2, n_rows, width),
+            units.view(torch.float32),
+            totals.view(torch.float32),
+        )
+
+    @staticmethod
+    def bytes_of(width: int) -> int:
+        """Return the bytes of a row."""
+        return 4 * width + 8
+
+
+@triton.jit
+def _split_hidden_kernel(
+    hidden_ptr,
+    values_ptr,
+    units_ptr,
+    n_edges,
+    n_hidden,
+    WIDTH: tl.constexpr,
+    M: tl.constexpr,
+    K: tl.constexpr,
+):
+    """Write halves [2, n_edges, WIDTH] of hidden values, and units. Grid: (tiles of M edges,)."""
+    edge = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)[:, None]
+    k = tl.arange(0, K)[None, :]
+    live = edge < n_edges
+    values = tl.load(hidden_ptr + edge * n_hidden + k, live & (k < n_hidden), other=0.0)  # [M, K]
+    high, low, unit = split_along(values, 1)
+    values_ptr += edge * WIDTH + k
+    mask = live & (k < WIDTH)
+    tl.store(values_ptr, high, mask)
+    tl.store(values_ptr + tl.cast(n_edges, tl.int64) * WIDTH, low, mask)
+    tl.store(units_ptr + edge, unit, live)
+
+
+def blocks_of(n_hidden: int) -> tuple[int, ...]:
+    """Return sizes of blocks that hold the hidden values of an edge."""
+    whole, rest = divmod(n_hidden, _BLOCK)
+    return (_BLOCK,) * whole + ((block_side(rest),) if rest else ())
+
+
+def split_hidden(hidden: Tensor) -> SplitHidden:
+    """Split hidden values [E, H] in halves."""
+    n_edges, n_hidden = hidden.shape
+    blocks = blocks_of(n_hidden)
+    width = sum(blocks)
+    values = hidden.new_empty(2, n_edges, width, dtype=torch.float16)
+    units = hidden.new_empty(n_edges)
+    if n_edges:
+        with torch.cuda.device_of(hidden):
+            _split_hidden_kernel[(triton.cdiv(n_edges, _SPLIT_EDGES),)](
+                hidden,
+                values,
+                units,
+                n_edges,
+                n_hidden,
+                WIDTH=width,
+                M=_SPLIT_EDGES,
+                K=block_side(width),
+                num_warps=4,
+            )
+    return SplitHidden(values, units, blocks)
+
+
+@triton.jit
+def _load_edges(inputs, units_ptr, start, last, EDGES: tl.constexpr, INDEX: tl.constexpr):
+    """Return edges from one on: index, if it is one, sender, and unit of hidden values."""
+    edge = start + tl.arange(0, EDGES)
+    live = edge < last
+    sender = tl.load(inputs[2] + edge, live, other=0).to(INDEX)
+    return edge, live, sender, tl.load(units_ptr + edge, live, other=0.0)
+
+
+@triton.jit
+def _load_hidden(hidden, edges, n_edges, BLOCKS: tl.constexpr, K: tl.constexpr):
+    """Return halves of hidden values of edges, [edges, block] for each block."""
+    pointers = hidden[0] + edges[0].to(tl.int64)[:, None] * K
+    low = tl.cast(n_edges, tl.int64) * K
+    found = ()
+    for b in tl.static_range(len(BLOCKS)):
+        h = load_halves(pointers, edges[1][:, None], low, BLOCKS[b])
+        found += (h,)  # type: ignore[assignment]
+        pointers += h[0].shape[1]
+    return found
+
+
+@triton.jit
+def _coupled_columns(inputs, sizes, table, edges, COMPONENTS: tl.constexpr, INDEX: tl.constexpr):
+    """Return columns of coupled rows of edges, [columns, edges]."""
+    column, width, matrix, stride = table
+    edge, live, sender, _ = edges
+    of_node = sender[None, :] * sizes[0] + column
+    of_matrix = edge.to(INDEX)[None, :] * sizes[1] + matrix
+    z = tl.zeros(of_node.shape, tl.float32)
+    for a in tl.static_range(COMPONENTS):
+        mask = live[None, :] & (a < width)
+        x = tl.load(inputs[0] + of_node + a, mask, other=0.0)
+        z += x * tl.load(inputs[1] + of_matrix + a * stride, mask, other=0.0)
+    return z
+
+
+@triton.jit
+def _outer_halves_kernel(
+    inputs,
+    sizes,
+    hidden,
+    row_ptr_ptr,
+    columns_ptr,
+    out,
+    first_receiver,
+    n_receivers,
+    n_columns,
+    n_edges,
+    n_tiles,
+    BLOCKS: tl.constexpr,
+    K: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    COMPONENTS: tl.constexpr,
+    EDGES: tl.constexpr,
+    INDEX: tl.constexpr,
+):
+    """Write sums of receivers. Grid: receivers, with some tiles of COLUMNS columns each."""
+    receiver, tile = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
+    first = tl.load(row_ptr_ptr + first_receiver + receiver)
+    last = tl.load(row_ptr_ptr + first_receiver + receiver + 1)
+    columns_ptr += (tile * COLUMNS + tl.arange(0, COLUMNS)[:, None]) * _FIELDS
+    table = (
+        tl.load(columns_ptr),
+        tl.load(columns_ptr + 1),
+        tl.load(columns_ptr + 2),
+        tl.load(columns_ptr + 3),
+    )
+    begin, length, c = tl.load(columns_ptr + 4), tl.load(columns_ptr + 5), tl.load(columns_ptr + 6)
+    row = (begin * n_receivers + receiver * length + c - begin).to(tl.int64)
+    inside = c != _FILLER
+
+    totals = tl.zeros((COLUMNS,), tl.float32)
+    largest = tl.zeros((COLUMNS, 1), tl.float32)
+    sums = ()
+    for b in tl.static_range(len(BLOCKS)):
+        sums += zeros(COLUMNS, BLOCKS[b], 1, tl.float32)
+    edges = _load_edges(inputs, hidden[1], first, last, EDGES, INDEX)
+    for start in range(first, last, EDGES):
+        h = _load_hidden(hidden, edges, n_edges, BLOCKS, K)
+        z = _coupled_columns(inputs, sizes, table, edges, COMPONENTS, INDEX)
+        unit = edges[3]
+        edges = _load_edges(inputs, hidden[1], start + EDGES, last, EDGES, INDEX)
+        totals += tl.sum(z, 1)
+        z_high, z_low, z_unit = split_along(z * unit[None, :], 1)
+        largest = tl.maximum(largest, z_unit)
+        added = ()
+        for b in tl.static_range(len(BLOCKS)):
+            block = product((z_high, z_low), h[b], "halves")
+            added += (tl.fma(block, z_unit, sums[b]),)  # type: ignore[assignment]
+        sums = added
+
+    tl.store(out[2] + row, totals[:, None], inside)
+    scale = _scale_of(last - first)
+    largest = tl.maximum(largest, _SMALLEST_UNIT)
+    tl.store(out[1] + row, largest * inverse(scale), inside)
+    scale *= inverse(largest)
+    pointers = out[0] + row * K
+    low = tl.cast(n_receivers, tl.int64) * n_columns * K
+    for b in tl.static_range(len(BLOCKS)):
+        _store_halves(pointers, sums[b] * scale, inside, low, BLOCKS[b])
+        pointers += sums[b].shape[1]
+
+
+@triton.jit
+def _scale_of(n_edges):
+    """Return a power of two that brings sums of n products of halves below 2^15."""
+    bits = tl.maximum(n_edges, 1).to(tl.float32).to(tl.int32, bitcast=True) & _EXPONENT_BITS
+    return (-bits + _SCALE_BITS).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _store_halves(pointers, x, mask, distance, N: tl.constexpr):
+    """Store high and low parts of a block of N columns in rows."""
+    high, low = split(x, "halves")
+    pointers += tl.arange(0, N)[None, :]
+    tl.store(pointers, high, mask)
+    tl.store(pointers + distance, low, mask)
+
+
+@triton.jit
+def load_halves(pointers, live, distance, N: tl.constexpr):
+    """Load high and low parts of a block of N columns from rows."""
+    pointers += tl.arange(0, N)[None, :]
+    return tl.load(pointers, live, other=0.0), tl.load(pointers + distance, live, other=0.0)
+
+
+def write_outer_halves(
+    inputs: EdgeInputs,
+    hidden: SplitHidden,
+    row_ptr: Tensor,
+    first: int,
+    plan: ContractionPlan,
+    out: OuterHalves,
+) -> None:
+    """Write the sums of receivers from one on, as many as fit ``out``."""
+    n_receivers = len(out.units) // plan.n_columns
+    elements = max(inputs.node.numel(), inputs.matrices.numel())
+    with torch.cuda.device_of(row_ptr):
+        for tiles in plan.tiles:
+            _outer_halves_kernel[(n_receivers * len(tiles.columns),)](
+                (inputs.node, inputs.matrices, inputs.senders),
+                inputs.sizes[1:3],
+                (hidden.values, hidden.units),
+                row_ptr,
+                tiles.columns,
+                tuple(out),
+                first,
+                n_receivers,
+                plan.n_columns,
+                len(inputs.senders),
+                len(tiles.columns),
+                BLOCKS=hidden.blocks,
+                K=sum(hidden.blocks),
+                COLUMNS=COLUMNS,
+                COMPONENTS=tiles.components,
+                EDGES=EDGES,
+                INDEX=tl.int32 if elements < 2**31 else tl.int64,
+                num_warps=4,
+                num_stages=1,
+            )
