@@ -64,7 +64,7 @@ def edge_gradients(
     Takes the gradients of the output, followed by the arguments of the convolution.
     Gradients that are not wanted are None. The others are in the dtype of sums.
     """
-    if not (len(senders) and product.paths):
+    if not (senders.shape[0] and product.paths):
         floats = node, edge_sh, hidden, weight, bias
         return [x.new_zeros(x.shape) if k in wanted else None for k, x in enumerate(floats)]
     columns = coupled_columns(product, node.device)
@@ -73,14 +73,14 @@ def edge_gradients(
     edges = _Edges(node, matrices, hidden, senders.contiguous(), columns)
     row_ptr = row_ptr.contiguous()
     grad = receiver_gradients(grad, row_ptr, reduce, matrices.dtype)
-    receivers = _Receivers(grad, row_ptr)
+    receivers = _Receivers(grad, row_ptr, _sums(matrices, grad, hidden, columns))
     coupled = None
     if not {HIDDEN, WEIGHT, BIAS}.isdisjoint(wanted):
         coupled = coupled_rows(node, matrices, edges.senders, columns)
     of_hidden, of_coupled = _edge_terms(wanted, coupled, edges, receivers, weight, bias)
     of_node = of_sh = of_weight = of_bias = None
     if of_coupled is not None and NODE in wanted:
-        of_node = node_gradient(of_coupled, matrices, edges.senders, len(node), columns)
+        of_node = node_gradient(of_coupled, matrices, edges.senders, node.shape[0], columns)
     if of_coupled is not None and HARMONICS in wanted:
         of_matrices = matrix_gradient(of_coupled, node, edges.senders, columns)
         of_sh = harmonics_gradient(of_matrices, product)
@@ -98,27 +98,32 @@ class _Edges(NamedTuple):
     senders: Tensor
     columns: CoupledColumns
 
-    @property
-    def sums(self) -> tuple[int, int]:
-        """Shape of the sums of a receiver."""
-        return len(self.columns.columns), padded_hidden(self.hidden.shape[1])
-
 
 class _Receivers(NamedTuple):
-    """Gradients of the sums of receivers, and row pointers."""
+    """Gradients of the sums of receivers, row pointers, and memory for sums of some of them."""
 
     grad: Tensor
     row_ptr: Tensor
+    sums: Tensor
 
-    def some(self, like: Tensor, shape: tuple[int, int]) -> Iterator[tuple[_Receivers, Tensor]]:
-        """Yield some receivers at a time, and memory for sums of a shape for each."""
-        fitting = _BYTES // (math.prod(shape) * like.element_size())
-        size = max(_MULTIPLE, fitting // _MULTIPLE * _MULTIPLE)
-        sums = like.new_empty(min(size, len(self.grad)), *shape)
-        for first in range(0, len(self.grad), size):
+    def some(self) -> Iterator[_Receivers]:
+        """Yield as many receivers at a time as there is memory for."""
+        n_nodes, size = self.grad.shape[0], self.sums.shape[0]
+        if size == n_nodes:
+            yield self
+            return
+        for first in range(0, n_nodes, size):
             grad = self.grad[first : first + size]
             row_ptr = self.row_ptr[first : first + len(grad) + 1]
-            yield _Receivers(grad, row_ptr), sums[: len(grad)]
+            yield _Receivers(grad, row_ptr, self.sums[: len(grad)])
+
+
+def _sums(matrices: Tensor, grad: Tensor, hidden: Tensor, columns: CoupledColumns) -> Tensor:
+    """Return memory for the sums of receivers, [n, C, padded hidden] in the dtype of sums."""
+    shape = columns.columns.shape[0], padded_hidden(hidden.shape[1])
+    fitting = _BYTES // (math.prod(shape) * matrices.element_size())
+    size = max(1, fitting // _MULTIPLE) * _MULTIPLE
+    return matrices.new_empty(min(size, grad.shape[0]), *shape)
 
 
 def _edge_terms(
@@ -131,20 +136,20 @@ def _edge_terms(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients of hidden values [E, H] and of coupled rows [E, C], if needed."""
     of_hidden = of_coupled = None
-    n_edges, columns, hidden = len(edges.senders), edges.columns, edges.hidden
+    n_edges, columns, hidden = edges.senders.shape[0], edges.columns, edges.hidden
     if HIDDEN in wanted:
         of_hidden = edges.matrices.new_empty(hidden.shape)
     if not {NODE, HARMONICS}.isdisjoint(wanted):
-        of_coupled = edges.matrices.new_empty(n_edges, len(columns.columns))
+        of_coupled = edges.matrices.new_empty(n_edges, columns.columns.shape[0])
     if of_hidden is None and of_coupled is None:
         return None, None
-    splits = splits_of_edges(n_edges, len(receivers.grad))
-    for some, sums in receivers.some(edges.matrices, edges.sums):
-        write_sums_gradient(some.grad, weight, bias, some.row_ptr, columns, sums)
+    splits = splits_of_edges(n_edges, receivers.grad.shape[0])
+    for grad, row_ptr, sums in receivers.some():
+        write_sums_gradient(grad, weight, bias, row_ptr, columns, sums)
         if of_hidden is not None and coupled is not None:
-            write_hidden_gradient(sums, coupled, some.row_ptr, of_hidden, splits)
+            write_hidden_gradient(sums, coupled, row_ptr, of_hidden, splits)
         if of_coupled is not None:
-            write_coupled_gradient(sums, hidden, some.row_ptr, of_coupled, splits)
+            write_coupled_gradient(sums, hidden, row_ptr, of_coupled, splits)
     return of_hidden, of_coupled
 
 
@@ -153,10 +158,10 @@ def _weight_terms(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of weight [H, weights] and bias [weights]."""
     totals: list[Tensor] = []
-    for some, sums in receivers.some(coupled, edges.sums):
-        write_outer_sums(coupled, edges.hidden, some.row_ptr, sums)
-        splits = weight_gradients(some.grad, sums, weight, edges.columns)
-        parts = [each.sum(0) if len(each) > 1 else each[0] for each in splits]
+    for grad, row_ptr, sums in receivers.some():
+        write_outer_sums(coupled, edges.hidden, row_ptr, sums)
+        splits = weight_gradients(grad, sums, weight, edges.columns)
+        parts = [each.sum(0) if each.shape[0] > 1 else each[0] for each in splits]
         totals = [x.add_(y) for x, y in zip(totals, parts, strict=True)] if totals else parts
     of_weight, of_bias = totals
     return of_weight, of_bias
