@@ -35,6 +35,7 @@ from mlff_triton.bio.models.diffdock.readout import (
     rotatable_bonds,
     score_norms,
     scores,
+    unencoded,
 )
 from mlff_triton.bio.models.diffdock.structure import is_separate_model, is_shared_model
 from mlff_triton.bio.models.diffdock.weights import Convolution, bond_product
@@ -125,10 +126,12 @@ class DockingForward(FastForward[Docking]):
         self._hide_identities(data)
         times = [data.complex_t[kind] for kind in ("tr", "rot", "tor")]
         sigmas = tuple(times if model.confidence_mode else model.t_to_sigma(*times))
-        encoded = self.encode(docking, data, cross_cutoff(model, sigmas[0]))
+        cutoff = cross_cutoff(model, sigmas[0])
         if not model.confidence_mode:
-            return scores(docking, data, encoded, sigmas)
-        found = confidences(docking, data, encoded.ligand)
+            given = unencoded(model, data, sigmas)
+            encoded = self.encode(docking, data, cutoff)
+            return scores(docking, data, encoded, given, sigmas[0])
+        found = confidences(docking, data, self.encode(docking, data, cutoff).ligand)
         return found if hasattr(model, "atom_confidence") else found[0]
 
     def _hide_identities(self, data: Any) -> None:

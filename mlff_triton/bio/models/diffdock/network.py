@@ -102,13 +102,12 @@ def encode_shared(docking: Docking, data: Any, cutoff: Any) -> Encoded:
     """Encode complexes with layers that all groups of edges share, as DiffDock-L does."""
     model, layers = docking.model, docking.layers
     receptor, residues = _embedded_receptor(docking, data)
-    ligand = ligand_graph(model, data)
+    ligand, cross = _searched(model, data, cutoff)
     atoms = embed_atoms(model.lig_node_embedding, docking.ligand_atoms, _with_time(data["ligand"]))
     (means,) = _means(ligand)
     for layer in layers["lig_emb_layers"]:
         atoms = _alone(docking, layer, ligand, means, atoms)
-    cross = cross_graph(model, data, cutoff)
-    back = cross.reversed(len(data["receptor"].pos), docking.signs)
+    back = cross.reversed(len(residues), docking.signs)
     of_ligand, of_receptor = _means(ligand, cross), _means(receptor, back)
     last = len(layers["conv_layers"]) - 1
     for index, layer in enumerate(layers["conv_layers"]):
@@ -142,10 +141,9 @@ def encode_shared(docking: Docking, data: Any, cutoff: Any) -> Encoded:
 def encode_separate(docking: Docking, data: Any, cutoff: Any) -> Encoded:
     """Encode complexes with a layer for each group of edges, as the first release does."""
     model, layers = docking.model, docking.layers
-    ligand = ligand_graph(model, data)
+    ligand, cross = _searched(model, data, cutoff)
     atoms = embed_atoms(model.lig_node_embedding, docking.ligand_atoms, _with_time(data["ligand"]))
     receptor, residues, messages = _receptor_in_time(docking, data)
-    cross = cross_graph(model, data, cutoff)
     back = cross.reversed(len(residues))
     graphs = ligand, cross, receptor, back
     harmonics = [_means(graph)[0] for graph in graphs]
@@ -171,6 +169,15 @@ def encode_separate(docking: Docking, data: Any, cutoff: Any) -> Encoded:
         if n_groups == 4:
             residues = added(updates[2] + updates[3], residues)
     return Encoded(atoms, None)
+
+
+def _searched(model: Any, data: Any, cutoff: Any) -> tuple[Graph, Graph]:
+    """Return the graphs whose edges must be found: those of ligands, and with receptors.
+
+    The host waits for the numbers of edges, so this comes before the layers.
+    """
+    ligand = ligand_graph(model, data)
+    return ligand, cross_graph(model, data, cutoff)
 
 
 def _with_time(nodes: Any) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,8 +39,39 @@ def confidences(docking: Docking, data: Any, atoms: Tensor) -> tuple[Tensor, Ten
     return model.confidence_predictor(means).squeeze(dim=-1), of_atoms
 
 
+class Unencoded(NamedTuple):
+    """Inputs of scores that do not depend on encoded nodes.
+
+    Attributes
+    ----------
+    bonds : int64 [2, T]
+        Rotatable bonds.
+    graph : Graph or None
+        Edges from atoms to the middles of bonds, if there are bonds.
+    norms : sequence of [B] or None
+        Factors of the scores of rotations and torsions, for models that scale them.
+    """
+
+    bonds: Tensor
+    graph: Graph | None
+    norms: Sequence[Tensor] | None
+
+
+def unencoded(model: Any, data: Any, sigmas: Sequence[Tensor]) -> Unencoded:
+    """Return inputs of scores, for which the host waits unless they are kept with the data.
+
+    If this comes before the layers, they are queued without any wait.
+    """
+    bonds = rotatable_bonds(model, data)
+    graph = bond_graph(model, data, bonds) if bonds.shape[1] else None
+    norms: Sequence[Tensor] | None = getattr(data, "score_norms", None)
+    if norms is None and model.scale_by_sigma:
+        norms = score_norms(model, sigmas[1], sigmas[2], data["ligand"].pos.device)
+    return Unencoded(bonds, graph, norms)
+
+
 def scores(
-    docking: Docking, data: Any, encoded: Encoded, sigmas: tuple[Tensor, Tensor, Tensor]
+    docking: Docking, data: Any, encoded: Encoded, given: Unencoded, tr_sigma: Tensor
 ) -> tuple[Any, ...]:
     """Return scores of translations and rotations [B, 3] and of torsions [T].
 
@@ -47,15 +79,13 @@ def scores(
     """
     model = docking.model
     tr_score, rot_score = _rigid_scores(docking, data, encoded.ligand)
-    bonds = rotatable_bonds(model, data)
-    torsions = _torsion_scores(docking, data, encoded.ligand, bonds)
+    torsions = _torsion_scores(docking, data, encoded.ligand, given)
     if model.scale_by_sigma:
-        kept = getattr(data, "score_norms", None)
-        norms = score_norms(model, sigmas[1], sigmas[2], tr_score.device) if kept is None else kept
-        tr_score = tr_score / sigmas[0].unsqueeze(1)
-        rot_score = rot_score * norms[0].unsqueeze(1)
+        assert given.norms is not None
+        tr_score = tr_score / tr_sigma.unsqueeze(1)
+        rot_score = rot_score * given.norms[0].unsqueeze(1)
         if len(torsions):
-            torsions = torsions * norms[1][data["ligand"].batch[bonds[0]]]
+            torsions = torsions * given.norms[1][data["ligand"].batch[given.bonds[0]]]
     if not hasattr(model, "sidechain_pred"):
         return tr_score, rot_score, torsions
     chains = None
@@ -105,13 +135,12 @@ def score_norms(
     return of_rotations.to(device), torch.as_tensor(of_torsions).float().sqrt().to(device)
 
 
-def _torsion_scores(docking: Docking, data: Any, atoms: Tensor, bonds: Tensor) -> Tensor:
+def _torsion_scores(docking: Docking, data: Any, atoms: Tensor, given: Unencoded) -> Tensor:
     """Return scores [T] of torsions before they are scaled; empty if no bond is rotatable."""
-    model, ligand = docking.model, data["ligand"]
-    if not bonds.shape[1]:
+    model, ligand, bonds, graph = docking.model, data["ligand"], given.bonds, given.graph
+    if graph is None:
         return torch.empty(0, device=model.device)
     assert docking.bond_product is not None
-    graph = bond_graph(model, data, bonds)
     edges = graph.edges
     directions = spherical_harmonics(ligand.pos[bonds[1]] - ligand.pos[bonds[0]], 2)[:, 4:]
     pairs = graph.harmonics[:, :, None] * directions[edges.receivers][:, None, :]

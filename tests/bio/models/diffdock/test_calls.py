@@ -76,3 +76,34 @@ def test_contacts_of_residues_are_sorted_once_for_many_calls(
         contacts.edge_index = contacts.edge_index.clone()
         assert torch.equal(model(data)[0], expected)
         assert contacts.edge_index.shape[1] in sizes
+
+
+@pytest.mark.parametrize("kind", MOST)
+def test_neighbors_are_searched_before_layers_are_queued(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host waits for the numbers of neighbors, bonds and norms of scores."""
+    order: list[str] = []
+
+    class Noted(OneEach):
+        def edge_convolution(self, node: Tensor, *others: Any) -> Tensor:
+            order.append("layer")
+            return super().edge_convolution(node, *others)
+
+    def noting(name: str, function: Any) -> Any:
+        return lambda *args, **options: (order.append(name), function(*args, **options))[1]
+
+    monkeypatch.setattr(adapter, "convolution_operators", lambda _: Noted())
+    model, data = support.make_model(kind, {}), batches.make_batch([(4, 6), (5, 7)], 3.0)
+    used = type(model).forward.__globals__
+    for name in ("radius", "radius_graph"):
+        monkeypatch.setitem(used, name, noting(name, used[name]))
+    for name in ("so3", "torus"):
+        monkeypatch.setattr(used[name], "score_norm", noting(name, used[name].score_norm))
+    with torch.inference_mode(), bio.accelerated(model, backend="torch"):
+        model(data)
+        order.clear()
+        model(data)
+    waits = order[: order.index("layer")]
+    assert sorted(waits) == ["radius", "radius", "radius_graph", "so3", "torus"]
+    assert set(order[len(waits) :]) == {"layer"}
