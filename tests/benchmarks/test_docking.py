@@ -17,12 +17,15 @@ assert kernel_fixtures  # which chooses Triton's interpreter, before torch_geome
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of TorchScript, which e3nn compiles when it is imported
-    e3nn = pytest.importorskip("e3nn", reason="e3nn is not installed")
+    pytest.importorskip("e3nn", reason="e3nn is not installed")
     pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
     from benchmarks.bio import docking
     from benchmarks.bio import docking_complexes as inputs
     from mlff_triton.bio.docking import sampler
     from tests.bio.models.diffdock import neighbors, support
+    from tests.bio.models.diffdock.conftest import quick_products
+
+pytestmark = pytest.mark.usefixtures(quick_products.__name__)
 
 
 @pytest.fixture
@@ -35,15 +38,12 @@ def lab(tmp_path, monkeypatch):
     monkeypatch.setattr(docking, "clean_up", lambda _: None)  # which takes most of the time
     for name in ("radius", "radius_graph"):
         monkeypatch.setattr(support.models, name, getattr(support.models, name))
-    before = e3nn.get_optimization_defaults()["jit_script_fx"]
-    e3nn.set_optimization_defaults(jit_script_fx=False)
     docking.truth.cache_clear()
     docking.true_poses.cache_clear()
     device = torch.device("cpu")
     made = Lab(device, environment(device), Results(tmp_path))
     made.budget.sampling = 0.0
     yield made
-    e3nn.set_optimization_defaults(jit_script_fx=before)
     docking.truth.cache_clear()
     docking.true_poses.cache_clear()
 

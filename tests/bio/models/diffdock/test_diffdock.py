@@ -117,6 +117,11 @@ def double(name: str) -> tuple[nn.Module, nn.Module]:
     return in_both_dtypes(lambda: support.make_model(*MODELS[name]))
 
 
+def fresh(name: str) -> nn.Module:
+    """Return a structural double in float32 that a test may change."""
+    return support.make_model(*MODELS[name])  # type: ignore[no-any-return]
+
+
 def check(models: Any, given: Any, backend: str = "torch", device: str = "cpu") -> None:
     """Compare results in float64 with the original's, and the errors of both in float32."""
     exact, model = models
@@ -222,7 +227,7 @@ def test_kernels_of_models(name: str, device: str) -> None:
 
 def test_first_release_computes_ligands_far_from_the_receptor() -> None:
     """Atoms without neighbors count as those of a batch in which others have some."""
-    model = copy.deepcopy(double("v1")[1])
+    model = fresh("v1")
     far = batches.make_batch([(6, 9)], 500.0)
     near = batches.make_batch([(6, 9)], 3.0)
     with pytest.raises(ValueError, match="larger than 0"):
@@ -234,7 +239,7 @@ def test_first_release_computes_ligands_far_from_the_receptor() -> None:
 
 @pytest.mark.parametrize("name", ["v1", "L"])
 def test_everything_is_restored(name: str) -> None:
-    model, data = copy.deepcopy(double(name)[1]), batches.make_batch([(6, 9), (4, 5)])
+    model, data = fresh(name), batches.make_batch([(6, 9), (4, 5)])
     before, state = run(model, data), copy.deepcopy(model.state_dict())
     attributes = {path: set(vars(part)) for path, part in model.named_modules()}
     bio.accelerate(model, backend="torch")
@@ -248,7 +253,7 @@ def test_everything_is_restored(name: str) -> None:
 
 
 def test_models_are_pickled() -> None:
-    model, data = copy.deepcopy(double("L")[1]), batches.make_batch([(5, 6)])
+    model, data = fresh("L"), batches.make_batch([(5, 6)])
     bio.accelerate(model, backend="torch")
     found = run(model, data)
     loaded = pickle.loads(pickle.dumps(model))
@@ -282,7 +287,7 @@ def test_receptors_that_were_embedded_once_fit_the_original() -> None:
 
 
 def test_new_weights_are_read() -> None:
-    model, data = copy.deepcopy(double("L")[1]), batches.make_batch([(5, 6)])
+    model, data = fresh("L"), batches.make_batch([(5, 6)])
     bio.accelerate(model, backend="torch")
     before = run(model, data)
     with torch.no_grad():
@@ -321,7 +326,7 @@ FALLBACKS: dict[str, tuple[Callable[[Any, Any], object], str]] = {
 
 @pytest.mark.parametrize("name", FALLBACKS)
 def test_fallbacks(name: str) -> None:
-    model, data = copy.deepcopy(double("L")[1]), batches.make_batch([(5, 6)])
+    model, data = fresh("L"), batches.make_batch([(5, 6)])
     bio.accelerate(model, backend="torch")
     change, reason = FALLBACKS[name]
     change(model, data)
@@ -332,7 +337,7 @@ def test_fallbacks(name: str) -> None:
 
 
 def test_gradients_toward_positions_are_noticed() -> None:
-    model, data = copy.deepcopy(double("v1")[1]), batches.make_batch([(5, 6)])
+    model, data = fresh("v1"), batches.make_batch([(5, 6)])
     model.requires_grad_(False)
     data["ligand"].pos.requires_grad_()
     bio.accelerate(model, backend="torch")
@@ -342,7 +347,7 @@ def test_gradients_toward_positions_are_noticed() -> None:
 
 
 def test_other_precisions_fall_back() -> None:
-    model, data = copy.deepcopy(double("L")[1]), batches.make_batch([(5, 6)])
+    model, data = fresh("L"), batches.make_batch([(5, 6)])
     own = run(model, data)
     bio.accelerate(model, backend="torch", precision="bf16")
     with pytest.warns(FallbackWarning, match="other precisions"):
@@ -350,7 +355,7 @@ def test_other_precisions_fall_back() -> None:
 
 
 def test_unknown_categories_give_nan() -> None:
-    model, data = copy.deepcopy(double("v1")[1]), batches.make_batch([(5, 6)])
+    model, data = fresh("v1"), batches.make_batch([(5, 6)])
     for wrong in (-1, 119, 200):
         data["ligand"].x[2, 0] = wrong
         assert run_fast(model, data)[0].isnan().any()
