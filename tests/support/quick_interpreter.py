@@ -13,6 +13,10 @@ import torch
 
 Replacement = tuple[object, str, object]  # owner, name and function
 
+FLOATS = {"fp32", "fp64"}
+KEPT = FLOATS | {"int1"} | {f"{sign}int{8 << k}" for sign in ("", "u") for k in range(4)}
+LIMITS = {"int32": 1 << 31, "int64": 1 << 63}
+
 
 @pytest.fixture(autouse=True)
 def quick_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,7 +28,13 @@ def quick_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def _replacements() -> list[Replacement]:
-    return [*_known_types(), *_like_operands(), _known_broadcasts(), *_known_functions()]
+    return [
+        *_known_types(),
+        *_like_types(),
+        _like_operands(),
+        _known_broadcasts(),
+        *_known_functions(),
+    ]
 
 
 def _known_types() -> Iterator[Replacement]:
@@ -70,15 +80,11 @@ def _known_types() -> Iterator[Replacement]:
     yield core.tensor, "__init__", initialize_tensor
 
 
-def _like_operands() -> Iterator[Replacement]:
-    """Return operands at once that need no conversion, and constants and arrays without a search.
-
-    Integers and float32 or float64 keep their type in all operations with their own type.
-    """
+def _like_types() -> Iterator[Replacement]:
+    """Return values at once that need no conversion, and constants and arrays without a search."""
     from triton.language import core, semantic
     from triton.runtime import interpreter
 
-    check_types = semantic.TritonSemantic.binary_op_type_checking_impl
     cast, equals, unwrap = (
         semantic.TritonSemantic.cast,
         core.dtype.__eq__,
@@ -86,18 +92,6 @@ def _like_operands() -> Iterator[Replacement]:
     )
     check_handle = interpreter.TensorHandle.__post_init__
     plain = {core.tensor, int, float, bool, str, core.dtype, core.block_type, type(None)}
-    floats = {core.float32.name, core.float64.name}
-    promoted = floats | {"int1"} | {f"{sign}int{8 << k}" for sign in ("", "u") for k in range(4)}
-
-    def check_unlike(own: Any, left: Any, right: Any, *options: Any, **named: Any) -> Any:
-        if isinstance(left, core.tensor):
-            name = left.dtype.name
-            if isinstance(right, core.tensor):
-                if name == right.dtype.name and name in promoted:
-                    return own.broadcast_impl_value(left, right)
-            elif name in floats and type(right) in (int, float):
-                return own.broadcast_impl_value(left, own.scalar_constant(right, left.dtype))
-        return check_types(own, left, right, *options, **named)
 
     def cast_unlike(own: Any, tensor: Any, dtype: Any, *rounding: Any, **named: Any) -> Any:
         return tensor if tensor.dtype is dtype else cast(own, tensor, dtype, *rounding, **named)
@@ -112,11 +106,49 @@ def _like_operands() -> Iterator[Replacement]:
         handle.data, handle.dtype, handle.attr = data, dtype, {} if attr is None else attr
         check_handle(handle)
 
-    yield semantic.TritonSemantic, "binary_op_type_checking_impl", check_unlike
     yield semantic.TritonSemantic, "cast", cast_unlike
     yield core.dtype, "__eq__", is_equal
     yield core, "_unwrap_if_constexpr", unwrap_constant
     yield interpreter.TensorHandle, "__init__", initialize_handle
+
+
+def _like_operands() -> Replacement:
+    """Return operands at once whose types an operation leaves alone.
+
+    Integers and float32 or float64 keep their type in operations with their own type, and with
+    numbers of Python that they can represent. NumPy broadcasts such a number on the right.
+    """
+    from triton.language import core, semantic
+
+    check_types = semantic.TritonSemantic.binary_op_type_checking_impl
+    make_constant = semantic.TritonSemantic.scalar_constant
+    constants: dict[tuple[Any, str], Any] = {}
+
+    def constant(own: Any, number: Any, like: Any) -> Any:
+        key = number, like.dtype.name
+        if key not in constants:
+            constants[key] = make_constant(own, number, like.dtype)
+        return constants[key]
+
+    def check_unlike(own: Any, left: Any, right: Any, *options: Any, **named: Any) -> Any:
+        if not isinstance(left, core.tensor):
+            if isinstance(right, core.tensor) and _keeps_type(right.dtype.name, left):
+                return own.broadcast_impl_value(constant(own, left, right), right)
+        elif not isinstance(right, core.tensor):
+            if _keeps_type(left.dtype.name, right):
+                return left, constant(own, right, left)
+        elif left.dtype.name == right.dtype.name and left.dtype.name in KEPT:
+            return own.broadcast_impl_value(left, right)
+        return check_types(own, left, right, *options, **named)
+
+    return semantic.TritonSemantic, "binary_op_type_checking_impl", check_unlike
+
+
+def _keeps_type(name: str, number: Any) -> bool:
+    """Return True if a tensor keeps its type in operations with a number of Python."""
+    if name in LIMITS:
+        return type(number) is int and -LIMITS[name] <= number < LIMITS[name]
+    return name in FLOATS and type(number) in (int, float)
 
 
 def _known_broadcasts() -> Replacement:
@@ -165,9 +197,11 @@ def _known_functions() -> Iterator[Replacement]:
         return call(function, *args, **kwargs)
 
     def function_with(own: Any, builtin: Any) -> Any:
+        within = inspect.unwrap(builtin)  # without the check that a kernel calls it
+
         def function(*args: Any, **kwargs: Any) -> Any:
             kwargs["_semantic"] = own
-            return builtin(*args, **kwargs)
+            return within(*args, **kwargs)
 
         return function
 
