@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from benchmarks.engine import peers, runner
 from benchmarks.kernels import edge_messages, radial_messages
+from benchmarks.lab import guards
 from benchmarks.lab.lab import Budget, Lab
 from benchmarks.lab.schema import Results
 from benchmarks.systems import models
@@ -40,6 +42,13 @@ def _default_peers() -> Iterator[None]:
     yield
     if "torchmdnet.models.tensornet" in sys.modules:
         peers.select_operators(warp=True)
+
+
+@pytest.fixture(autouse=True)
+def _garbage_in_memory_of_a_gpu(monkeypatch) -> None:
+    """Collect garbage between implementations only for a GPU, as it takes a third of the time."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(guards, "gc", SimpleNamespace(collect=lambda: 0))
 
 
 @pytest.fixture
