@@ -122,7 +122,7 @@ def test_hostile_environments(hostile, name):
             assert stat.S_IMODE(path.stat().st_mode) in (0o600, 0o700), path
 
 
-@pytest.mark.parametrize("encoding", ["gbk", "latin-1"])
+@pytest.mark.parametrize("encoding", ["gbk", pytest.param("latin-1", marks=pytest.mark.slow)])
 def test_other_encodings(shell, encoding):
     done = shell(f"{PYTHON} {COMMANDS['energy']}", PYTHONIOENCODING=encoding)
     assert (done.returncode, done.stderr) == (0, b"")

@@ -43,7 +43,7 @@ def rows_of(folder) -> np.ndarray:
     ("element", "options"),
     [
         ("Cu", {}),
-        ("Pt", {"barostat": "anisotropic"}),
+        pytest.param("Pt", {"barostat": "anisotropic"}, marks=pytest.mark.slow),
         ("Pt", {"barostat_time": 50.0, "thermostat": "rescaling"}),
     ],
 )

@@ -81,8 +81,20 @@ def check(batch: Batch, model: TensorNet2, dtype: torch.dtype, device: str) -> N
     assert not outputs.totals.status.any()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_agrees_with_the_exact_module(variant, device, dtype):
+IN_FLOAT32 = ("all pairs", "reaction field")  # which run all kernels
+STEPS = [
+    *((variant, torch.float64) for variant in VARIANTS),
+    *((variant, torch.float32) for variant in IN_FLOAT32),
+    *(
+        pytest.param(variant, torch.float32, marks=pytest.mark.slow)
+        for variant in VARIANTS
+        if variant not in IN_FLOAT32
+    ),
+]
+
+
+@pytest.mark.parametrize(("variant", "dtype"), STEPS)
+def test_agrees_with_the_exact_module(variant, dtype, device):
     model = charged_model(hidden_channels=32, **VARIANTS[variant])
     structures = [random_cluster(5), Atoms("C", [[0, 0, 0]]), random_cluster(3, seed=5)]
     if variant == "no Coulomb energy":

@@ -93,7 +93,7 @@ def test_blocks_and_skins_change_no_bit(stage, new_steps):
     expected = run(dynamics_of(new_steps, atoms), state, given, [8])[-1]
     assert expected.state.step == 8
     assert not np.array_equal(expected.state.positions, state.positions)
-    for stops, skin in (([2, 4, 6, 8], 0.5), ([2, 8], 0.1), ([6, 8], 1.0)):
+    for stops, skin in (([2, 4, 6, 8], 0.1), ([6, 8], 1.0)):
         found = run(dynamics_of(new_steps, atoms, skin=skin), state, given, stops)[-1]
         assert_equal(found, expected)
 
