@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +99,8 @@ def dock(
     judge : Judge, optional
         Confidence model, by which poses are ranked.
     poses : int
-        Poses in a batch, at most. If the memory does not suffice, batches are divided.
+        Poses in a batch, at most. If the memory does not suffice, this batch and later ones have
+        half as many complexes.
 
     Returns
     -------
@@ -123,21 +124,17 @@ def dock(
     if len(chosen) != len(complexes) or len(others) != len(complexes):
         raise InputError("there must be one seed and one complex to judge for each complex")
     work = _Work(model, complexes, diffusion, samples, chosen, judge, others)
-    step = max(1, poses // samples)
-    parts = [range(k, min(k + step, len(complexes))) for k in range(0, len(complexes), step)]
+    size, found = max(1, poses // samples), list[Poses]()
     with torch.inference_mode():
-        return [found for part in parts for found in divided(work.docked, part)]
-
-
-def divided(compute: Callable[[range], list[Poses]], part: range) -> list[Poses]:
-    """Compute a part, or its halves if the memory of the device does not suffice."""
-    try:
-        return compute(part)
-    except torch.OutOfMemoryError:
-        if len(part) == 1:
-            raise
-    middle = len(part) // 2
-    return divided(compute, part[:middle]) + divided(compute, part[middle:])
+        while len(found) < len(complexes):
+            part = range(len(complexes))[len(found) : len(found) + size]
+            try:
+                found += work.docked(part)
+            except torch.OutOfMemoryError:
+                if len(part) == 1:
+                    raise
+                size = len(part) // 2
+    return found
 
 
 @dataclass(frozen=True)

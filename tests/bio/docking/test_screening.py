@@ -192,20 +192,32 @@ def test_confidences_rank_poses() -> None:
             assert np.abs(judge(batch).numpy() - after.confidences).max() < 1e-5
 
 
-def test_batches_that_do_not_fit_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, found, diffusion = model_of("v1"), complexes.screen(), complexes.diffusion(1)
+def test_batches_that_do_not_fit_are_smaller_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, diffusion = model_of("v1"), complexes.diffusion(1)
+    found = complexes.screen([*complexes.SIZES, *complexes.SIZES])
     expected = dock(model, found, diffusion, samples=1)
-    whole = screening.gather
+    whole, sizes = screening.gather, []
 
     def gather_some(given: list[Any], *rest: Any) -> Any:
-        if len(given) > 1:
+        sizes.append(len(given))
+        if len(given) > 2:
             raise torch.OutOfMemoryError
         return whole(given, *rest)
 
     monkeypatch.setattr(screening, "gather", gather_some)
-    found_poses = dock(model, found, diffusion, samples=1)
+    found_poses = dock(model, found, diffusion, samples=1, poses=5)
+    assert sizes == [5, 2, 2, 2]
     for x, y in zip(found_poses, expected, strict=True):
         assert np.abs(x.positions - y.positions).max() < 1e-4
+
+
+def test_a_complex_that_does_not_fit_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gather_none(*_: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(screening, "gather", gather_none)
+    with pytest.raises(torch.OutOfMemoryError):
+        dock(model_of("v1"), complexes.screen(), complexes.diffusion(1), samples=1)
 
 
 def test_scores_that_are_not_numbers_are_replaced() -> None:
