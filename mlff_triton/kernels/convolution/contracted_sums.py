@@ -140,6 +140,12 @@ def _load_weights(pointers, distance, K: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
+def _add_block(total, block, scale, K: tl.constexpr, EDGES: tl.constexpr, LOSS: tl.constexpr):
+    """Add sums of K products, of which one factor is a sum of EDGES products, in their unit."""
+    return tl.fma(untruncated(untruncated(block, K, LOSS), EDGES, LOSS), scale, total)
+
+
+@triton.jit
 def _contraction_kernel(
     sums,
     packed,
@@ -183,6 +189,8 @@ def _contraction_kernel(
             unit, outer, w_unit, bias = scales
             following = tl.minimum(row + 1, n_rows - 1)
             scales = _load_scales(sums, packed, at + following, first_packed + following, live, N)
+            scale = unit[:, None] * w_unit[None, :]
+            total += outer[:, None] * bias[None, :]
             block = tl.zeros((M, N), ACC)
             x_ptr, w_ptr = values_ptr + row * K, weight_ptr + row * K * N
             for b in tl.static_range(len(BLOCKS)):
@@ -191,9 +199,10 @@ def _contraction_kernel(
                 block = product(x, w, "halves", block)
                 x_ptr += x[0].shape[1]
                 w_ptr += x[0].shape[1] * N
-            block = untruncated(untruncated(block, K, LOSS), EDGES, LOSS)
-            total += outer[:, None] * bias[None, :]
-            total = tl.fma(block, unit[:, None] * w_unit[None, :], total)
+                if b == 1 and len(BLOCKS) == 4:  # longer sums lose more than is known
+                    total = _add_block(total, block, scale, K, EDGES, LOSS)
+                    block = tl.zeros((M, N), ACC)
+            total = _add_block(total, block, scale, K, EDGES, LOSS)
         receiver, m = i // components, i % components
         out_ptr += (tl.program_id(2) * tl.cast(part_size, tl.int64)) + column
         pointers = out_ptr + (receiver.to(tl.int64) * n_out + m)[:, None] + n[None, :] * components
