@@ -101,10 +101,11 @@ def test_ase_md(tmp_path):
     ("crystal", "lattice_constant", "bulk_modulus"),
     [
         ((), (4.2, 4.3), (100, 180)),
-        (
+        pytest.param(
             ("--name", "Si", "--structure", "diamond", "--lattice-constant", 5.3, "--points", 5),
             (5.4, 5.5),
             (70, 110),
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["MgO", "Si"],
@@ -223,6 +224,7 @@ def test_genome(model, tmp_path):
     assert (tmp_path / "effects.png").stat().st_size > 0
 
 
+@pytest.mark.slow  # as it makes a model first
 def test_genome_asks_for_more_bases(tmp_path):
     pytest.importorskip("enformer_pytorch", reason="needs enformer-pytorch, see the example")
     (tmp_path / "short.fasta").write_text(">short\nACGT\n")

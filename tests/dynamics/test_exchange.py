@@ -38,7 +38,7 @@ def test_populations_are_those_of_boltzmann():
     systems = [Atoms("H")] * 3
     states, temperatures = np.zeros(3), TEMPERATURES
     excited = dict.fromkeys(TEMPERATURES, 0)
-    sweeps = 30_000
+    sweeps = 10_000
     for step in range(1, sweeps + 1):
         hottest = temperatures.index(max(temperatures))
         change = GAP * (1 - 2 * states[hottest])
