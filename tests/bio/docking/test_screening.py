@@ -42,13 +42,6 @@ pytestmark = [
 ]
 
 SAMPLES = 2
-WAITING_L, WAITING_RIGID = (
-    pytest.param(
-        kind,
-        marks=pytest.mark.xfail(reason="failed on an H200, for a reason that is not known yet"),
-    )
-    for kind in ("L", "rigid")
-)
 KINDS = {
     "v1": ("CGOldModel", {}),
     "L": ("CGModel", {"smooth_edges": True}),
@@ -324,7 +317,7 @@ def test_gpu(kind: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-@pytest.mark.parametrize("kind", ["v1", WAITING_L, WAITING_RIGID])
+@pytest.mark.parametrize("kind", ["v1", "L", "rigid"])
 def test_steps_wait_for_nothing_but_neighbors(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     searches = {"radius": 0, "radius_graph": 0}
 
