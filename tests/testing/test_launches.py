@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import mlff_triton
 from mlff_triton.testing.launches import _largest, early_access
 
 WAIT = "griddepcontrol.wait;"
+CHOICES = {"shared_memory", "has_tensor_memory", "architecture", "packs"}
+"""Functions that compilation for another GPU replaces in their modules."""
+
+
+def test_launchers_choose_as_on_the_target() -> None:
+    """A function that is imported by its name is not replaced: it would describe this machine."""
+    imported = [
+        (path.name, name.name)
+        for path in Path(mlff_triton.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+        if name.name in CHOICES
+    ]
+    assert not imported
 
 
 @pytest.mark.parametrize(

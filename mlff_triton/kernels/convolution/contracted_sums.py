@@ -8,7 +8,7 @@ with hidden values h, coupled rows z, weight W and bias b. As the last layer of 
 linear, its weights come out of the sum over the edges e that receiver i gets. An edge then takes
 two operations per element of S, and a receiver two per weight and component, where messages take
 two per hidden value and weight of each edge. S has more elements than a receiver has weights, so
-this pays from a dozen edges per receiver on. Receivers are taken in parts whose sums fit a
+this pays where receivers have many edges. Receivers are taken in parts whose sums fit a
 workspace, and rows in parts whose results are added in order.
 """
 
@@ -21,9 +21,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mlff_triton.kernels.common import hardware
 from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.common.dense import accumulator
-from mlff_triton.kernels.common.hardware import has_tensor_memory, multiprocessors, shared_memory
 from mlff_triton.kernels.convolution.contraction_plan import (
     ContractionPlan,
     Jobs,
@@ -286,7 +286,7 @@ def _contract(
 def _stages(width: int, channels: int, like: Tensor) -> int:
     """Return how many blocks of sums and weights are on chip at once: those that fit."""
     bytes_of_block = 4 * width * (_ROWS + channels)
-    fitting = shared_memory(like) // bytes_of_block - has_tensor_memory(like)
+    fitting = hardware.shared_memory(like) // bytes_of_block - hardware.has_tensor_memory(like)
     return max(1, min(3, fitting))
 
 
@@ -295,5 +295,5 @@ def _parts_of(plan: ContractionPlan, n_receivers: int, like: Tensor) -> int:
     programs: int = sum(
         len(jobs.table) * triton.cdiv(n_receivers * jobs.components, _ROWS) for jobs in plan.jobs
     )
-    wanted = _WAVES * multiprocessors(like.device)
+    wanted = _WAVES * hardware.multiprocessors(like.device)
     return max(1, min(8, wanted // max(programs, 1)))
