@@ -35,13 +35,12 @@ from mlff_triton.kernels.convolution.outer_halves import (
     EDGES,
     OuterHalves,
     blocks_of,
-    load_halves,
     split_hidden,
     write_outer_halves,
 )
 from mlff_triton.kernels.convolution.plan import FILLER
 from mlff_triton.kernels.convolution.types import TensorProduct
-from mlff_triton.kernels.numerics.product import product, split_along, untruncated
+from mlff_triton.kernels.numerics.product import load, product, split_along, untruncated
 from mlff_triton.kernels.numerics.rounding import loss_of
 
 _FIELDS = tl.constexpr(6)
@@ -133,13 +132,6 @@ def _load_scales(sums, packed, at, row, live, N: tl.constexpr):
 
 
 @triton.jit
-def _load_weights(pointers, distance, K: tl.constexpr, N: tl.constexpr):
-    """Load high and low parts of K rows of weights."""
-    pointers += tl.arange(0, K)[:, None] * N
-    return tl.load(pointers), tl.load(pointers + distance)
-
-
-@triton.jit
 def _add_block(total, block, scale, K: tl.constexpr, EDGES: tl.constexpr, LOSS: tl.constexpr):
     """Add sums of K products, of which one factor is a sum of EDGES products, in their unit."""
     return tl.fma(untruncated(untruncated(block, K, LOSS), EDGES, LOSS), scale, total)
@@ -179,9 +171,9 @@ def _contraction_kernel(
         last = tl.minimum(first + per_part, n_rows)
         at = tl.cast(begin, tl.int64) * n_receivers + i.to(tl.int64) * n_rows
         values_ptr = sums[0] + at[:, None] * K
-        low = tl.cast(n_receivers, tl.int64) * n_columns * K
+        n_sums = tl.cast(n_receivers, tl.int64) * n_columns
         weight_ptr = packed[0] + tl.cast(first_packed, tl.int64) * K * N + n[None, :]
-        low_weight = tl.cast(n_packed, tl.int64) * K * N
+        n_weights = tl.cast(n_packed, tl.int64) * K
         total = tl.zeros((M, N), ACC)
         following = tl.minimum(first, n_rows - 1)
         scales = _load_scales(sums, packed, at + following, first_packed + following, live, N)
@@ -194,11 +186,12 @@ def _contraction_kernel(
             block = tl.zeros((M, N), ACC)
             x_ptr, w_ptr = values_ptr + row * K, weight_ptr + row * K * N
             for b in tl.static_range(len(BLOCKS)):
-                x = load_halves(x_ptr, live[:, None], low, BLOCKS[b])
-                w = _load_weights(w_ptr, low_weight, BLOCKS[b], N)
+                k = tl.arange(0, BLOCKS[b])
+                x = load(x_ptr + k[None, :], live[:, None], n_sums, K, "halves")
+                w = load(w_ptr + k[:, None] * N, None, n_weights, N, "halves")
                 block = product(x, w, "halves", block)
-                x_ptr += x[0].shape[1]
-                w_ptr += x[0].shape[1] * N
+                x_ptr += k.shape[0]
+                w_ptr += k.shape[0] * N
                 if b == 1 and len(BLOCKS) == 4:  # longer sums lose more than is known
                     total = _add_block(total, block, scale, K, EDGES, LOSS)
                     block = tl.zeros((M, N), ACC)

@@ -22,7 +22,7 @@ from mlff_triton.kernels.common.blocks import block_side
 from mlff_triton.kernels.convolution.contraction_plan import COLUMNS, ContractionPlan
 from mlff_triton.kernels.convolution.edge_blocks import EdgeInputs, zeros
 from mlff_triton.kernels.convolution.plan import FILLER
-from mlff_triton.kernels.numerics.product import inverse, product, split, split_along
+from mlff_triton.kernels.numerics.product import inverse, load, product, split, split_along
 from mlff_triton.kernels.numerics.split import EXPONENT
 
 _FIELDS = tl.constexpr(7)
@@ -155,12 +155,12 @@ def _load_edges(inputs, units_ptr, start, last, EDGES: tl.constexpr, INDEX: tl.c
 def _load_hidden(hidden, edges, n_edges, BLOCKS: tl.constexpr, K: tl.constexpr):
     """Return halves of hidden values of edges, [edges, block] for each block."""
     pointers = hidden[0] + edges[0].to(tl.int64)[:, None] * K
-    low = tl.cast(n_edges, tl.int64) * K
+    n_edges = tl.cast(n_edges, tl.int64)
     found = ()
     for b in tl.static_range(len(BLOCKS)):
-        h = load_halves(pointers, edges[1][:, None], low, BLOCKS[b])
-        found += (h,)  # type: ignore[assignment]
-        pointers += h[0].shape[1]
+        k = tl.arange(0, BLOCKS[b])[None, :]
+        found += (load(pointers + k, edges[1][:, None], n_edges, K, "halves"),)  # type: ignore[assignment]
+        pointers += k.shape[1]
     return found
 
 
@@ -260,13 +260,6 @@ def _store_halves(pointers, x, mask, distance, N: tl.constexpr):
     pointers += tl.arange(0, N)[None, :]
     tl.store(pointers, high, mask)
     tl.store(pointers + distance, low, mask)
-
-
-@triton.jit
-def load_halves(pointers, live, distance, N: tl.constexpr):
-    """Load high and low parts of a block of N columns from rows."""
-    pointers += tl.arange(0, N)[None, :]
-    return tl.load(pointers, live, other=0.0), tl.load(pointers + distance, live, other=0.0)
 
 
 def write_outer_halves(
