@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support.kernel_fixtures import device, unchecked_sums
+from tests.support.kernel_fixtures import bounded, device, unchecked_sums
 from tests.support.language_models import NAMES
 from tests.support.quick_interpreter import quick_interpreter
 
-__all__ = ["device", "quick_interpreter", "unchecked_sums"]
+__all__ = ["bounded", "device", "quick_interpreter", "unchecked_sums"]
 
 
 @pytest.fixture(params=NAMES)

@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.memory_bounds import check_memory
+
 if not torch.cuda.is_available():
     if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
         raise ImportError("tests cannot choose Triton's interpreter: Triton is imported already")
@@ -39,6 +41,12 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
         (Tensor, "new_empty_strided"),
     ):
         monkeypatch.setattr(owner, name, _poisoning(getattr(owner, name)))
+
+
+@pytest.fixture(autouse=True)
+def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let kernels fail that read or write beyond their tensors, as a GPU may without a word."""
+    check_memory(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

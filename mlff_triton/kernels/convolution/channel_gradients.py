@@ -245,7 +245,7 @@ def _channel_gradients_kernel(
     wanted,
     n_edges,
     JOBS: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    FIRST: tl.constexpr,
     M: tl.constexpr,
     C: tl.constexpr,
     H: tl.constexpr,
@@ -259,14 +259,16 @@ def _channel_gradients_kernel(
     """Write contributions [n_edges, n_node] to nodes, and parts of the other gradients.
 
     These are parts of harmonics [parts, n_edges, n_harmonics], and of distances [parts, n_edges] or
-    hidden values [parts, n_edges, H]. Grid: (receivers, parts: blocks of all jobs).
+    hidden values [parts, n_edges, H]. Grid: (receivers, parts: blocks of all jobs, which begin at
+    FIRST).
     """
     node = tl.program_id(0).to(tl.int64)
     first = tl.load(row_ptr_ptr + node).to(tl.int64)
     last = tl.load(row_ptr_ptr + node + 1).to(tl.int64)
-    job, block = tl.program_id(1) // BLOCKS, tl.program_id(1) % BLOCKS
+    program = tl.program_id(1)
     for j in tl.static_range(len(JOBS.jobs)):
-        if job == j:
+        if (program >= FIRST[j]) & (program < FIRST[j + 1]):
+            block = program - FIRST[j]
             channel, inside = channels_of(block, JOBS, j, M, C)
             g = load_gradients(grad_ptr, node, channel, inside, JOBS, j, ACC)
             for start in range(first, last, M):
@@ -312,8 +314,8 @@ def channel_gradients(
     tabulated = isinstance(weights, TabulatedEdges)
     jobs = jobs_by_node(product)
     channels = _table_channels(jobs, grad) if tabulated else BLOCK
-    blocks = triton.cdiv(jobs.most_channels, channels)
-    parts = len(jobs.jobs) * blocks
+    first = jobs.first_programs(channels)
+    parts = first[-1]
     nodes = of_sh = of_weights = None
     if 0 in wanted:
         make = grad.new_empty if jobs.reaches_all else grad.new_zeros
@@ -333,7 +335,7 @@ def channel_gradients(
                 (nodes, of_sh, of_weights),
                 n_edges,
                 JOBS=jobs,
-                BLOCKS=blocks,
+                FIRST=first,
                 C=channels,
                 **weight_constants(weights),
                 num_warps=_TABLE_WARPS if tabulated else _NETWORK_WARPS,

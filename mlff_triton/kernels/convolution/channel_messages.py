@@ -144,7 +144,7 @@ def _channel_sums_fwd_kernel(
     row_ptr_ptr,
     out_ptr,
     JOBS: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    FIRST: tl.constexpr,
     M: tl.constexpr,
     C: tl.constexpr,
     H: tl.constexpr,
@@ -157,13 +157,17 @@ def _channel_sums_fwd_kernel(
     MEAN: tl.constexpr,
     KEPT: tl.constexpr,
 ):
-    """Write sums or means [N, n_output] of receivers. Grid: (receivers, blocks of all jobs)."""
+    """Write sums or means [N, n_output] of receivers.
+
+    Grid: (receivers, blocks of all jobs, which begin at FIRST).
+    """
     node = tl.program_id(0).to(tl.int64)
     first = tl.load(row_ptr_ptr + node).to(tl.int64)
     last = tl.load(row_ptr_ptr + node + 1).to(tl.int64)
-    job, block = tl.program_id(1) // BLOCKS, tl.program_id(1) % BLOCKS
+    program = tl.program_id(1)
     for j in tl.static_range(len(JOBS.jobs)):
-        if job == j:
+        if (program >= FIRST[j]) & (program < FIRST[j + 1]):
+            block = program - FIRST[j]
             _write_sums(
                 rows,
                 source,
@@ -202,16 +206,16 @@ def channel_sums(
     else:
         kept, channels = blocks_on_chip(weights), BLOCK
         jobs = jobs_by_output(product, _NETWORK_COMPONENTS, kept)
-    blocks = triton.cdiv(jobs.most_channels, channels)
+    first = jobs.first_programs(channels)
     if n_nodes and jobs.jobs:
         with torch.cuda.device_of(out):
-            _channel_sums_fwd_kernel[(n_nodes, len(jobs.jobs) * blocks)](
+            _channel_sums_fwd_kernel[(n_nodes, first[-1])](
                 tuple(rows),
                 weight_arguments(weights),
                 row_ptr,
                 out,
                 JOBS=jobs,
-                BLOCKS=blocks,
+                FIRST=first,
                 C=channels,
                 **weight_constants(weights),
                 MEAN=reduce == "mean",

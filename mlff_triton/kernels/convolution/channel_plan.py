@@ -111,6 +111,13 @@ class Jobs:
         """Largest number of channels of a job."""
         return max((job.count for job in self.jobs), default=0)
 
+    def first_programs(self, channels: int) -> tuple[int, ...]:
+        """Return the first program of each job, and the number of programs.
+
+        A job has one program for each block of its channels.
+        """
+        return tuple(accumulate((-(-job.count // channels) for job in self.jobs), initial=0))
+
 
 @cache
 def jobs_by_output(product: TensorProduct, components: int, n_paths: int | None = None) -> Jobs:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.kernel_fixtures import device, dtype, loops, poisoned, unchecked_sums
+from tests.support.kernel_fixtures import bounded, device, dtype, loops, poisoned, unchecked_sums
 from tests.support.quick_interpreter import quick_interpreter
 
 if TYPE_CHECKING:
     from tests.support.device_steps import MakeSteps
 
-__all__ = ["device", "dtype", "loops", "poisoned", "quick_interpreter", "unchecked_sums"]
+__all__ = ["bounded", "device", "dtype", "loops", "poisoned", "quick_interpreter", "unchecked_sums"]
 
 
 @pytest.fixture(params=[False, True], ids=["launches", "graph"])

