@@ -69,6 +69,8 @@ class CpuNeighbors:
         Knots of the radial tables.
     dtype : torch.dtype
         Dtype of the geometry that the network reads.
+    n_first : int, optional
+        If given, pairs are those of which one atom is among so many first ones.
 
     Attributes
     ----------
@@ -81,8 +83,16 @@ class CpuNeighbors:
         An atom that was too close to another one.
     """
 
-    def __init__(self, cutoff: float, skin: float, knots: Knots, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        cutoff: float,
+        skin: float,
+        knots: Knots,
+        dtype: torch.dtype,
+        n_first: int | None = None,
+    ) -> None:
         self._cutoff, self._skin = cutoff, skin
+        self._n_first = n_first
         self._knots, self._dtype = knots, dtype
         self._built: Built | None = None
         self.n_builds = 0
@@ -131,7 +141,7 @@ class CpuNeighbors:
             check_pairs(batch.positions[ends[k] : ends[k + 1]], box, radius)
         cells = np.stack([box.cell for box in batch.boxes])
         periodic = np.stack([box.pbc for box in batch.boxes])
-        rows = search(batch.positions, ends, cells, periodic, radius)
+        rows = search(batch.positions, ends, cells, periodic, radius, self._n_first)
         kept = batch.with_positions(batch.positions.copy())
         self._built = Built(kept, rows, {})
         self._report = Report.empty(len(batch.numbers))

@@ -9,11 +9,11 @@ from torch import Tensor
 from mlff_triton.engine.batch import Batch
 from mlff_triton.engine.cpu_state import CpuModel
 from mlff_triton.engine.host_part import HostPart, systems_of_part
-from mlff_triton.engine.part import PartAtoms
+from mlff_triton.engine.part import OwnImages, PartAtoms
 from mlff_triton.engine.step import evaluate_part
 from mlff_triton.kernels.common.cpu.compilation import compile_ahead
 from mlff_triton.kernels.common.cpu.threads import own_threads
-from mlff_triton.kernels.neighbors.cpu.shells import shells, sort_edges
+from mlff_triton.kernels.neighbors.cpu.shells import rename_senders, shells, sort_edges
 from mlff_triton.neighbors.box import Box, FloatArray
 
 
@@ -42,10 +42,12 @@ class CpuPart(HostPart):
             system=np.zeros(n_atoms, dtype=np.int64),
             charge=self._charge.numpy(),
         )
-        self._neighbors = self._model.neighbors()
         self._systems = systems_of_part(self._model.parameters, self._atoms, self._charge)
         self._sorted_systems = self._systems.clone()
         self._status = torch.zeros(n_atoms, dtype=torch.int32)
+        exchange = self._atoms.exchange
+        self._neighbors = self._model.neighbors(None if exchange is None else self._atoms.n_own)
+        self._rows = torch.from_numpy(self._atoms.rows)
 
     def _evaluate(self, positions: FloatArray) -> tuple[Tensor, Tensor]:
         if not self._is_compiled:
@@ -56,16 +58,23 @@ class CpuPart(HostPart):
     def _rehearse(self) -> None:
         """Compute a part of which one atom counts."""
         sample, part = self._model.sample(), CpuPart(self._model, 0.0)
-        part.set_atoms(PartAtoms(sample.numbers, 1, 2))
+        image = OwnImages(np.zeros(1, dtype=np.int32), 1)
+        exchange = None if self._atoms.exchange is None else image
+        part.set_atoms(PartAtoms(sample.numbers, 1, 2, exchange))
         part._compute(sample.positions)
 
     @own_threads()
     def _compute(self, positions: FloatArray) -> tuple[Tensor, Tensor]:
         ops, p = self._model.operators.network, self._model.parameters
         edges = self._neighbors.update(self._batch.with_positions(positions))
-        order, rows = shells(edges, self._atoms.n_own, len(p.layers))
-        systems = self._sorted_systems
-        self._systems.sort(order, systems)
-        edges = sort_edges(edges, order)
-        outputs = evaluate_part(ops, p, systems, edges, self._status, rows)
+        exchange, n_own = self._atoms.exchange, self._atoms.n_own
+        if exchange is None:
+            order, rows = shells(edges, n_own, len(p.layers))
+            systems, extend = self._sorted_systems, None
+            self._systems.sort(order, systems)
+            edges = sort_edges(edges, order)
+        else:
+            rows, systems, extend = [n_own] * (len(p.layers) + 1), self._systems, exchange.extend
+            rename_senders(edges, self._rows)
+        outputs = evaluate_part(ops, p, systems, edges, self._status, rows, extend)
         return outputs.forces, outputs.atoms

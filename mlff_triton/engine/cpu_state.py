@@ -44,10 +44,10 @@ class CpuModel:
     skin: float
     dtype: torch.dtype
 
-    def neighbors(self) -> CpuNeighbors:
-        """Return neighbor lists of systems to come."""
+    def neighbors(self, n_first: int | None = None) -> CpuNeighbors:
+        """Return neighbor lists of systems to come; see `CpuNeighbors` for ``n_first``."""
         p = self.parameters
-        return CpuNeighbors(p.cutoff, self.skin, p.tables.knots, self.dtype)
+        return CpuNeighbors(p.cutoff, self.skin, p.tables.knots, self.dtype, n_first)
 
     def sample(self) -> Batch:
         """Return two atoms for which loops can be compiled."""

@@ -52,6 +52,11 @@ class CpuSteps(HostSteps):
         """Distance in Å up to which atoms influence the energy of an atom."""
         return reach(self._model.parameters.config)
 
+    @property
+    def exchange_reach(self) -> float:
+        """Distance in Å up to which parts with an exchange need ghosts."""
+        return self._model.parameters.cutoff
+
     def part(self, charge: float) -> CpuPart:
         """Return the steps of a part of a system with a total charge in elementary charges."""
         return CpuPart(self._model, charge)

@@ -309,7 +309,8 @@ class Engine:
         """Prepare part of a system that another program divides among processes.
 
         The program gives the atoms whose energies count, and as ghosts copies of all atoms, or of
-        their periodic images, within `SystemPart.reach` around these.
+        their periodic images, within `SystemPart.reach` around these, or within
+        `SystemPart.exchange_reach` if processes exchange tensors in each step.
 
         Parameters
         ----------
@@ -339,9 +340,11 @@ class Engine:
         total = check_charge(charge)
         check_neutral(self.uses_charge, total)
         reach = max(steps.reach for steps in self._steps)
+        shorter = [steps.exchange_reach for steps in self._steps]
+        with_exchange = max((d for d in shorter if d is not None), default=None)
         with self._call():
             members = [steps.part(float(total[0])) for steps in self._steps]
-        return SystemPart(reach, members, self._call, units)
+        return SystemPart(reach, with_exchange, members, self._call, units)
 
     def dynamics(
         self, batch: Batch, masses: ArrayLike, limits: FloatArray | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -160,23 +161,31 @@ class SequencePart(ListPart):
     def _prepare(self) -> None:
         super()._prepare()
         self._systems = systems_of_part(self._parameters, self._atoms, self._charge)
+        self._rows = to_tensor(self._atoms.rows, self.device)
 
     def _compute(self, graph: Graph, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        p, device = self._parameters, self.device
+        p, systems, n_own = self._parameters, self._systems, self._atoms.n_own
         edges = Edges.of_graph(graph.row_ptr, graph.senders, graph.reverse, vectors, p.tables.knots)
-        order, rows = shells(graph, self._atoms.n_own, len(p.layers))
-        sorted_systems = self._systems.clone()
-        self._systems.sort(order, sorted_systems)
-        status = torch.zeros(len(order), dtype=torch.int32, device=device)
-        edges = _sorted(edges, order).to(self._dtype)
-        outputs = evaluate_part(self._operators, p, sorted_systems, edges, status, rows)
+        status = torch.zeros(graph.n_atoms, dtype=torch.int32, device=self.device)
+        exchange, rows, extend = self._atoms.exchange, [n_own] * (len(p.layers) + 1), None
+        if exchange is None:
+            order, rows = shells(graph, n_own, len(p.layers))
+            systems = self._systems.clone()
+            self._systems.sort(order, systems)
+            edges = _sorted(edges, order)
+        else:
+            extend = exchange.extend
+            edges = edges._replace(senders=self._rows[edges.senders])
+        given = self._operators, p, systems, edges.to(self._dtype), status
+        outputs = evaluate_part(*given, rows, extend)
         return outputs.forces, outputs.atoms
 
 
 def systems_of_part(p: Parameters, atoms: PartAtoms, charge: Tensor) -> Systems:
     """Return the atoms of a part as a step takes them; only own atoms have offsets.
 
-    The total charge of the whole system, float64 [1], is on the device.
+    Species are those of the rows of an exchange. The total charge of the whole system, float64 [1],
+    is on the device.
     """
     device = charge.device
     systems = Systems.of(
@@ -187,7 +196,7 @@ def systems_of_part(p: Parameters, atoms: PartAtoms, charge: Tensor) -> Systems:
         torch.tensor([atoms.n_total], device=device),
     )
     systems.offsets[atoms.n_own :] = 0
-    return systems
+    return replace(systems, species=p.species(to_tensor(atoms.row_numbers, device)))
 
 
 def shells(graph: Graph, n_own: int, n_layers: int) -> tuple[Tensor, list[int]]:

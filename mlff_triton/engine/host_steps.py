@@ -183,6 +183,11 @@ class SequenceSteps(ListSteps):
         """Distance in Å up to which atoms influence the energy of an atom."""
         return reach(self.parameters.config)
 
+    @property
+    def exchange_reach(self) -> float:
+        """Distance in Å up to which parts with an exchange need ghosts."""
+        return self.parameters.cutoff
+
     def part(self, charge: float) -> SequencePart:
         """Return the steps of a part of a system with a total charge in elementary charges."""
         cutoff, skin = self._list.cutoff, self._list.skin

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from mlff_triton._common.text import short_repr
@@ -29,6 +29,56 @@ def reach(config: TensorNetConfig) -> float:
     return (config.num_layers + 1) * config.cutoff
 
 
+class Exchange(Protocol):
+    """How parts give one another tensors of the atoms at their borders, while a step is computed.
+
+    With it, ghosts are needed within one cutoff only, and no atom is computed by two parts.
+
+    Attributes
+    ----------
+    rows : int32 [ghosts]
+        Row of the atom that each ghost is a copy of: an own atom, or one that `extend` appends.
+    n_rows : int
+        Number of rows.
+    """
+
+    @property
+    def rows(self) -> NDArray[np.int32]:
+        """Same as the attribute."""
+
+    @property
+    def n_rows(self) -> int:
+        """Same as the attribute."""
+
+    def extend(self, own: Tensor) -> Tensor:
+        """Append the tensors of other parts to those of own atoms.
+
+        All parts call this equally often, each with its own tensors, and wait for those that they
+        need. Parts without own atoms do not call, as they have nothing to give and need nothing.
+
+        Parameters
+        ----------
+        own : [9, n_own, F]
+            Tensors of own atoms.
+
+        Returns
+        -------
+        [9, n_rows, F]
+        """
+
+
+@dataclass(frozen=True)
+class OwnImages:
+    """Exchange of a part whose ghosts are all images of its own atoms."""
+
+    rows: NDArray[np.int32]
+    n_rows: int
+
+    def extend(self, own: Tensor) -> Tensor:
+        """Return the same tensors; see `Exchange.extend`."""
+        return own
+
+
 @dataclass(frozen=True)
 class PartAtoms:
     """Atoms of a part, checked.
@@ -41,14 +91,19 @@ class PartAtoms:
         Number of own atoms.
     n_total : int
         Number of atoms in the whole system.
+    exchange : Exchange, optional
+        With it, ghosts are those within one cutoff.
     """
 
     numbers: IntArray
     n_own: int
     n_total: int
+    exchange: Exchange | None = None
 
     @classmethod
-    def of(cls, numbers: ArrayLike, n_own: int, n_total: int) -> PartAtoms:
+    def of(
+        cls, numbers: ArrayLike, n_own: int, n_total: int, exchange: Exchange | None = None
+    ) -> PartAtoms:
         """Check and convert atoms; see `mlff_triton.engine.system_part.SystemPart.set_atoms`."""
         z = as_array(numbers)
         if z.ndim != 1 or (len(z) and z.dtype.kind not in "iu"):
@@ -63,7 +118,36 @@ class PartAtoms:
                 f"n_own must lie between 0 and the numbers of atoms of the part, {len(z)}, and of "
                 f"the whole system, {n_total}, not {n_own}"
             )
-        return cls(z.astype(np.int64), int(n_own), int(n_total))
+        if exchange is not None:
+            _check_rows(exchange, int(n_own), len(z))
+        return cls(z.astype(np.int64), int(n_own), int(n_total), exchange)
+
+    @property
+    def rows(self) -> NDArray[np.int32]:
+        """Row of each atom among those that differ, int32 [N]; without an exchange, all do."""
+        if self.exchange is None:
+            return np.arange(len(self.numbers), dtype=np.int32)
+        return np.concatenate([np.arange(self.n_own, dtype=np.int32), self.exchange.rows])
+
+    @property
+    def row_numbers(self) -> IntArray:
+        """Atomic number of each row, int64 [rows]."""
+        rows = self.rows
+        numbers = np.zeros(rows.max(initial=-1) + 1, dtype=np.int64)
+        numbers[rows] = self.numbers
+        return numbers
+
+
+def _check_rows(exchange: Exchange, n_own: int, n_atoms: int) -> None:
+    """Check that ghosts have rows, and all rows of other parts have a ghost."""
+    rows, n_rows = exchange.rows, exchange.n_rows
+    others = np.unique(rows[rows >= n_own])
+    is_complete = np.array_equal(others, np.arange(n_own, n_rows))
+    if len(rows) != n_atoms - n_own or rows.min(initial=0) < 0 or not is_complete:
+        raise InputError(
+            f"an exchange for {n_own} own atoms and {n_atoms - n_own} ghosts needs a row for each "
+            f"ghost and a ghost for each of its {n_rows} rows that is not an own atom's"
+        )
 
 
 @dataclass(frozen=True)

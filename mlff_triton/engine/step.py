@@ -11,7 +11,7 @@ tested against `mlff_triton.model.tensornet.TensorNet` in float64.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -23,6 +23,9 @@ from mlff_triton.engine.totals import Totals
 from mlff_triton.kernels.tensornet.protocol import StepOperators
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.model.prediction import Prediction
+
+Extend = Callable[[Tensor], Tensor]
+"""Appends tensors of atoms that other processes own, [9, n, F], to those of own atoms."""
 
 
 class Outputs(NamedTuple):
@@ -275,6 +278,7 @@ def evaluate_part(
     edges: Edges,
     status: Tensor,
     rows: Sequence[int],
+    extend: Extend | None = None,
 ) -> Outputs:
     """Compute the energies of the first atoms, their virial, and the forces on all atoms.
 
@@ -285,8 +289,11 @@ def evaluate_part(
     rows : sequence of int
         ``rows[h]`` is the number of atoms, the first ones, that are at most h hops along edges away
         from one whose energy counts, for each h up to the number of layers.
+    extend : callable, optional
+        Appends tensors of other senders to those of the ``rows[0]`` own atoms. Then these are the
+        only ones computed, and all ``rows`` are equal.
     """
-    own, edge_grad = energies_and_edge_gradients(ops, p, systems, edges, rows)
+    own, edge_grad = energies_and_edge_gradients(ops, p, systems, edges, rows, extend)
     energies = systems.offsets.clone()
     energies[: rows[0]] += own
     for nuclei in p.nuclei:
@@ -362,6 +369,7 @@ def energies_and_edge_gradients(
     systems: Systems,
     edges: Edges,
     rows: Sequence[int] | None = None,
+    extend: Extend | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the network's energies per atom [N] and their gradients per edge [3, slots].
 
@@ -371,7 +379,8 @@ def energies_and_edge_gradients(
     The energies of a part's own atoms need tensors of the last layer for these atoms only. They
     need tensors of the layer before for the neighbors too, and so on: see `evaluate_part` for
     ``rows``. So each operator computes fewer atoms than the one before. Its adjoint computes the
-    same atoms.
+    same atoms. Where other processes compute these neighbors, ``extend`` fetches what they send:
+    their tensors before messages are summed, and gradients of their messages in the backward pass.
     """
     tables, charge_factor, group = p.tables, systems.charge_factor, p.config.group
     # Edges of the atoms that each layer, counted from the last one, takes as its input
@@ -381,6 +390,8 @@ def energies_and_edge_gradients(
     radial = list(zip(tables.layers, tables.layer_self, strict=True))
     for k, ((map_in, map_out), factors) in enumerate(zip(p.layers, radial, strict=True)):
         y = ops.linear(x, map_in.forward)
+        if extend is not None:
+            y = extend(y)
         is_last = k + 1 == len(p.layers)
         near = hops[len(p.layers) - 1 - k]
         message, product = ops.message_product(y, *factors, near, charge_factor, group)
@@ -404,6 +415,8 @@ def energies_and_edge_gradients(
             grad_delta, map_out.backward, layer.y, layer.message, charge_factor, group
         )
         del grad_delta
+        if extend is not None:
+            grad_message = extend(grad_message)
         grad_y = ops.message_backward(
             grad_message, layer.y, grad_y, *radial[k], near, slope, k + 1 < len(p.layers)
         )

@@ -121,6 +121,11 @@ class Steps(ABC):
     def reach(self) -> float:
         """Distance in Å up to which atoms influence the energy of an atom."""
 
+    @property
+    def exchange_reach(self) -> float | None:
+        """Distance in Å up to which parts with an exchange need ghosts, or None without one."""
+        return None
+
     @abstractmethod
     def part(self, charge: float) -> PartStep:
         """Return the steps of a part of a system with a total charge in elementary charges."""

@@ -9,9 +9,9 @@ from functools import reduce
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mlff_triton.engine.part import PartAtoms, PartPrediction, PartStep
+from mlff_triton.engine.part import Exchange, PartAtoms, PartPrediction, PartStep
 from mlff_triton.engine.steps import Units
-from mlff_triton.errors import InputError
+from mlff_triton.errors import BackendError, InputError
 from mlff_triton.neighbors.box import FloatArray, as_floats
 
 
@@ -25,8 +25,8 @@ class SystemPart:
 
     Parameters
     ----------
-    reach : float
-        Å; see the attribute.
+    reach, exchange_reach : float
+        Å; see the attributes.
     members : list of PartStep
         Steps of each model.
     call : callable
@@ -39,6 +39,9 @@ class SystemPart:
     reach : float
         Distance up to which all atoms around own atoms must be given as ghosts, in the program's
         unit of length: ``(layers + 1) * cutoff``. More ghosts do no harm.
+    exchange_reach : float or None
+        The same with an exchange: one cutoff. None if the backend, "triton", "triton-graph" or
+        "exact", has no steps with an exchange.
 
     Examples
     --------
@@ -55,17 +58,21 @@ class SystemPart:
     def __init__(
         self,
         reach: float,
+        exchange_reach: float | None,
         members: list[PartStep],
         call: Callable[[], AbstractContextManager[None]],
         units: Units,
     ) -> None:
         self.reach = reach / units.length
+        self.exchange_reach = None if exchange_reach is None else exchange_reach / units.length
         self._members = members
         self._call = call
         self._units = units
         self._atoms = PartAtoms.of([], 0, 0)
 
-    def set_atoms(self, numbers: ArrayLike, n_own: int, n_total: int) -> None:
+    def set_atoms(
+        self, numbers: ArrayLike, n_own: int, n_total: int, exchange: Exchange | None = None
+    ) -> None:
         """Replace the atoms, whose order is kept until the next call.
 
         Parameters
@@ -77,6 +84,9 @@ class SystemPart:
         n_total : int
             Number of own atoms in all parts. Some models add a constant to the energy of a system,
             of which each atom gets an equal share.
+        exchange : Exchange, optional
+            How tensors of the atoms that ghosts are copies of come from other processes. Then all
+            processes compute their steps at the same time, each of which waits for the others.
 
         Raises
         ------
@@ -85,9 +95,15 @@ class SystemPart:
         UnknownElementError
             If the model was not made for an element.
         BackendError
-            If the GPU has too little memory. The message says how much is needed.
+            If the backend has no steps with an exchange, or the GPU has too little memory. The
+            message says how much is needed.
         """
-        atoms = PartAtoms.of(numbers, n_own, n_total)
+        if exchange is not None and self.exchange_reach is None:
+            raise BackendError(
+                'parts of this backend compute their ghosts: use backend="cpu" or "torch" with an '
+                "exchange"
+            )
+        atoms = PartAtoms.of(numbers, n_own, n_total, exchange)
         with self._call():
             self._atoms = PartAtoms.of([], 0, 0)  # in case of an error
             if atoms.n_own:

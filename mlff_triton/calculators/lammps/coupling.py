@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from mlff_triton.calculators._plausibility import unknown_bonds, unknown_shells
 from mlff_triton.calculators.lammps.contacts import ContactChecks
 from mlff_triton.calculators.lammps.coverage import check_coverage
+from mlff_triton.calculators.lammps.exchange import FeatureExchange
 from mlff_triton.calculators.lammps.guard import Guard
+from mlff_triton.calculators.lammps.owners import find_owners
 from mlff_triton.calculators.lammps.ranks import (
     agreed,
     choose_device,
@@ -201,19 +203,22 @@ class Coupling:
         part.set_atoms(kinds, len(kinds), len(kinds))  # raises for unknown elements
         self._is_alone = comm.size == 1
         self._part = WholeSystem(lmp, engine, part, charge) if self._is_alone else part
+        self._exchanges = part.exchange_reach is not None
+        self._reach = part.reach if part.exchange_reach is None else part.exchange_reach
         self._tags: NDArray[Any] = np.array([-1])  # differs from all atoms, even from none
         self._types: NDArray[Any] = np.zeros(0, dtype=np.int32)
         self._n_total = 0
         self._at_exchange: FloatArray = np.zeros((0, 3))
         self._moved: FloatArray = np.zeros((0, 3))  # a buffer
         self._reverse: ReverseCommunication | None = None
+        self._exchange: FeatureExchange | None = None
         self._last_step = -2  # precedes none
         self._contacts = ContactChecks(limits_time=engine.device.type == "cuda")
         self._is_known = False
 
     def attach(self) -> None:
         """Make the ``fix external`` in LAMMPS, and let LAMMPS communicate enough ghosts."""
-        lmp, cutoff = self._lmp, self._part.reach + self._skin
+        lmp, cutoff = self._lmp, self._reach + self._skin
         self.guard.check_groups()
         if lmp.has_id("fix", FIX):
             lmp.command(f"unfix {FIX}")
@@ -234,40 +239,60 @@ class Coupling:
         self, step: int, n_own: int, _tags: IntArray, _positions: FloatArray, forces: FloatArray
     ) -> None:
         """Compute forces on own atoms; LAMMPS calls this on all ranks at each evaluation."""
-        error: BaseException | None = None
-        prediction, has_changed = None, False
-        per_atom = self._lmp.extract_global("vflag_atom") == step
-        uses_ghosts = per_atom or not self._is_alone
         try:
-            if self.should_stop():
-                raise KeyboardInterrupt
-            self._check(step, n_own)
-            has_changed = self._update(n_own)
-            if uses_ghosts:
-                self._check_motion()
-            prediction = self._compute(step, per_atom)
+            self._evaluate(step, n_own, forces)
+        except _RankError as caught:
+            self._fail(caught.error, forces)
         except BaseException as caught:  # noqa: BLE001 (ctypes would ignore it)
-            error = caught
-        try:
-            energy = 0.0 if prediction is None else prediction.energy
-            total, n_changed, n_failed = self._sum(energy, has_changed, error is not None)
-            if n_failed:
-                self._fail(error, forces)
-                return
-            assert prediction is not None
-            if not self._is_known:
-                self._warn_of_chemistry(n_own)
-                self._is_known = True
-            if n_changed:
-                self._reverse = None
-            if uses_ghosts and self._reverse is None:
-                self._renew_ghosts(n_own)
-            self._pass_on(step, prediction, total, forces)
-            self.guard.confirm(step)
-        except BaseException as caught:  # noqa: BLE001
             if self._comm.size > 1:
                 end_all(self._comm, _message(caught))
             self._fail(caught, forces)
+
+    def _evaluate(self, step: int, n_own: int, forces: FloatArray) -> None:
+        """Compute a step, and give the results to LAMMPS."""
+        per_atom = self._lmp.extract_global("vflag_atom") == step
+        uses_ghosts = per_atom or not self._is_alone
+        n_changed = self._together(lambda: self._look(step, n_own, uses_ghosts=uses_ghosts))
+        if n_changed:
+            self._reverse = None
+        is_new = uses_ghosts and self._reverse is None
+        if is_new:
+            self._renew_ghosts(n_own)
+        if n_changed or is_new:
+            self._together(lambda: self._give_atoms(n_own))
+        prediction, energy = self._compute(step, per_atom=per_atom)
+        if not self._is_known:
+            self._warn_of_chemistry(n_own)
+            self._is_known = True
+        self._pass_on(step, prediction, energy, forces)
+        self.guard.confirm(step)
+
+    def _together(self, phase: Callable[[], float], *, waits: bool = False) -> float:
+        """Run a phase on all ranks, and return the sum of its results; `_RankError` if one fails.
+
+        If ranks wait for one another in the phase, an error ends all of them at once.
+        """
+        result, error = 0.0, None
+        try:
+            result = phase()
+        except BaseException as caught:  # noqa: BLE001 (others must know of it)
+            if waits and self._comm.size > 1:
+                end_all(self._comm, _message(caught))
+            error = caught
+        total, n_failed = self._sum(result, error is not None)
+        if n_failed:
+            raise _RankError(error)
+        return total
+
+    def _look(self, step: int, n_own: int, *, uses_ghosts: bool) -> bool:
+        """Check the step and its atoms, and return True if they differ from the last ones."""
+        if self.should_stop():
+            raise KeyboardInterrupt
+        self._check(step, n_own)
+        has_changed = self._update(n_own)
+        if uses_ghosts:
+            self._check_motion()
+        return has_changed
 
     def _check(self, step: int, n_own: int) -> None:
         """Check the time step, and that atoms are apart."""
@@ -310,26 +335,44 @@ class Coupling:
         if n_atoms and tags.min() < 1:
             raise InputError("atoms have no IDs: remove `atom_modify id no`")
         self._tags, self._types, self._n_total = tags.copy(), types.copy(), n_total
-        self._part.set_atoms(self._numbers[types], n_own, n_total)
         return True
 
     def _renew_ghosts(self, n_own: int) -> None:
         """Find the owners of all ghosts again."""
-        self._reverse = ReverseCommunication(self._comm, self._tags, n_own)
+        owners = find_owners(self._comm, self._tags, n_own)
+        self._reverse = ReverseCommunication(self._comm, owners, n_own)
+        if self._exchanges:
+            self._exchange = FeatureExchange(self._comm, owners, n_own)
         if len(self._at_exchange) == n_own:
-            n_copies = self._reverse.n_copies
-            check_coverage(self._lmp, self._at_exchange, n_copies, self._part.reach)
+            check_coverage(self._lmp, self._at_exchange, self._reverse.n_copies, self._reach)
 
-    def _compute(self, step: int, per_atom: bool) -> PartPrediction:
-        """Compute the part at its present positions."""
-        positions = _positions(self._lmp, len(self._tags))
-        prediction = self._part.step(positions, per_atom=per_atom)
-        if not math.isfinite(prediction.energy + prediction.virial.sum()):
-            raise SimulationError(
-                f"the energy or the virial is not finite in step {step}: check the structure, or "
-                "take a shorter time step"
+    def _give_atoms(self, n_own: int) -> int:
+        """Give the part its present atoms."""
+        exchange = self._exchange if n_own and self._reverse is not None else None
+        self._part.set_atoms(self._numbers[self._types], n_own, self._n_total, exchange)
+        return 0
+
+    def _compute(self, step: int, *, per_atom: bool) -> tuple[PartPrediction, float]:
+        """Compute the part at its present positions, and the energy of all parts."""
+        prediction: PartPrediction | None = None
+
+        def compute() -> float:
+            nonlocal prediction
+            positions = _positions(self._lmp, len(self._tags))
+            prediction = self._part.step(positions, per_atom=per_atom)
+            is_finite = math.isfinite(prediction.energy + prediction.virial.sum())
+            return prediction.energy if is_finite else math.nan
+
+        energy = self._together(compute, waits=self._exchanges)
+        if not math.isfinite(energy):
+            raise _RankError(
+                SimulationError(
+                    f"the energy or the virial is not finite in step {step}: check the structure, "
+                    "or take a shorter time step"
+                )
             )
-        return prediction
+        assert prediction is not None
+        return prediction, energy
 
     def _warn_of_chemistry(self, n_own: int) -> None:
         """Let the first rank warn if atoms differ from all that the model was trained for."""
@@ -411,6 +454,20 @@ class Coupling:
         if n_own:
             lmp.numpy.fix_external_set_energy_peratom(FIX, np.full(n_own, math.nan))
             lmp.numpy.fix_external_set_virial_peratom(FIX, np.full((n_own, 6), math.nan))
+
+
+class _RankError(Exception):
+    """Raised on all ranks if a phase failed on one of them.
+
+    Attributes
+    ----------
+    error : BaseException or None
+        The error of this rank, if it has one.
+    """
+
+    def __init__(self, error: BaseException | None) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 def _message(error: BaseException | None) -> str:

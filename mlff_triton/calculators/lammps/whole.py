@@ -7,7 +7,7 @@ from typing import Any
 from mlff_triton.calculators.lammps.settings import find_box, find_units
 from mlff_triton.engine.batch import Batch, IntArray
 from mlff_triton.engine.engine import Engine
-from mlff_triton.engine.part import PartPrediction
+from mlff_triton.engine.part import Exchange, PartPrediction
 from mlff_triton.engine.system_part import SystemPart
 from mlff_triton.neighbors.box import FloatArray
 
@@ -36,11 +36,12 @@ class WholeSystem:
         self._charge = charge
         self._energy = find_units(lmp).energy
         self._part = part
-        self.reach = part.reach
 
-    def set_atoms(self, numbers: IntArray, n_own: int, n_total: int) -> None:
+    def set_atoms(
+        self, numbers: IntArray, n_own: int, n_total: int, exchange: Exchange | None = None
+    ) -> None:
         """Replace all atoms and ghosts; see `SystemPart.set_atoms`."""
-        self._atoms = numbers, n_own, n_total
+        self._atoms = numbers, n_own, n_total, exchange
         self._batch: Batch | None = None
         self._part_is_set = False
 
@@ -49,7 +50,7 @@ class WholeSystem:
 
         Forces are those on own atoms. With virials of atoms, those on ghosts follow.
         """
-        numbers, n_own, _ = self._atoms
+        numbers, n_own, *_ = self._atoms
         if per_atom or not n_own:
             if not self._part_is_set:
                 self._part.set_atoms(*self._atoms)

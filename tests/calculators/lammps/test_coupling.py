@@ -79,7 +79,7 @@ def test_results_depend_on_the_farthest_ghosts() -> None:
     atoms = water()
     lmp = start(atoms)
     coupled(lmp)
-    lmp.commands_list([f"comm_modify cutoff {REACH * 2 / 3}", *OUTPUT])
+    lmp.commands_list([f"comm_modify cutoff {REACH / 5}", *OUTPUT])
     with mock.patch("mlff_triton.calculators.lammps.coupling.check_coverage"):
         found = single_point(lmp)
     error = np.abs(found["forces"] - of_engine(MODEL, atoms)["forces"]).max()
@@ -369,12 +369,12 @@ FAILURES: dict[str, tuple[Callable[[], Atoms], list[str], str]] = {
     "time step of other units": (lambda: ATOMS, ["timestep 0.5"], "500 fs in units metal"),
     "ghosts not far enough": (
         lambda: water((5, 5, 5), tilt=0.1),
-        ["comm_modify cutoff 4.5", *OUTPUT],
-        r"an atom \S+ Å from the edge of a rank's domain has no ghost, and .* up to 7.5 Å",
+        ["comm_modify cutoff 1.5", *OUTPUT],
+        r"an atom \S+ Å from the edge of a rank's domain has no ghost, and .* up to 2.5 Å",
     ),
     "ghosts not far enough in an open box": (
         lambda: water((5, 5, 5)),
-        ["comm_modify cutoff 4.5", "change_box all boundary f p f", *OUTPUT],
+        ["comm_modify cutoff 1.5", "change_box all boundary f p f", *OUTPUT],
         "has no ghost",
     ),
     "ghosts that no longer cover": (

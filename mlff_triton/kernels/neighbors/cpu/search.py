@@ -90,6 +90,7 @@ def search(
     cells: FloatArray,
     periodic: NDArray[np.bool_],
     radius: float,
+    n_first: int | None = None,
 ) -> NeighborRows:
     """Find all pairs within a radius, in both directions.
 
@@ -105,6 +106,8 @@ def search(
         Periodic directions.
     radius : float
         Å.
+    n_first : int, optional
+        If given, pairs are those of which one atom is among so many first ones.
     """
     n_atoms = len(positions)
     system = np.repeat(np.arange(len(cells)), np.diff(system_ptr))
@@ -114,7 +117,8 @@ def search(
     row_ptr = np.zeros(n_atoms + 1, dtype=np.int64)
     lists = bins.points, bins.members, bins.ptr, bins.rank, bins.own
     grid = bins.first, bins.counts, bins.reach, bins.bits
-    given = system, cells, periodic, *lists, *grid, radius * radius, row_ptr
+    first = n_atoms if n_first is None else n_first
+    given = system, cells, periodic, *lists, *grid, radius * radius, first, row_ptr
     run(_find, n_atoms, *given, counts[:0], counts)
     np.cumsum(counts, out=row_ptr[1:])
     n_pairs = int(row_ptr[-1])
@@ -235,7 +239,7 @@ def _write_pair(senders, shifts, e, key, i, offsets, s, reach, bits):
 @exact_loop
 def _find(
     system, cells, periodic, points, members, ptr, rank, own, first_bin, counts, reach, bits,
-    squared, row_ptr, keys, found, first, last,
+    squared, n_first, row_ptr, keys, found, first, last,
 ):  # fmt: skip
     """Count the neighbors of each atom, or write their keys, which are not sorted.
 
@@ -248,6 +252,7 @@ def _find(
         r0, r1, r2 = reach[s, 0], reach[s, 1], reach[s, 2]
         open0, open1, open2 = not periodic[s, 0], not periodic[s, 1], not periodic[s, 2]
         n_bits = _n_bits(bits, s)
+        partners = len(members) if i < n_first else n_first
         for d0 in range(own[i, 0] - r0, own[i, 0] + r0 + 1):
             t0 = d0 // n0  # the periodic image to which a bin belongs
             for d1 in range(own[i, 1] - r1, own[i, 1] + r1 + 1):
@@ -263,14 +268,15 @@ def _find(
                     itself = i if t0 | t1 | t2 == 0 else -1
                     if not writes:
                         for m in range(ptr[home], ptr[home + 1]):
-                            count += _squared_distance(points, p, m, translation) < squared
+                            is_near = _squared_distance(points, p, m, translation) < squared
+                            count += is_near & (members[m] < partners)
                         continue
                     for m in range(ptr[home], ptr[home + 1]):
                         is_near = _squared_distance(points, p, m, translation) < squared
                         keys[out] = members[m] << n_bits | code
-                        out += is_near & (members[m] != itself)
+                        out += is_near & (members[m] != itself) & (members[m] < partners)
         if not writes:
-            found[i] = count - 1  # without itself
+            found[i] = count - (i < n_first)  # without itself
 
 
 @exact_loop

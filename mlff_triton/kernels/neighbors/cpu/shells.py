@@ -46,6 +46,19 @@ def sort_edges(edges: Edges, order: Tensor) -> Edges:
     return edges._replace(slot_begin=begin, slot_end=end)
 
 
+def rename_senders(edges: Edges, names: Tensor) -> None:
+    """Replace the senders of edges by other indices, int32 [N]."""
+    n_atoms = len(edges.slot_begin)
+    run(_rename, n_atoms, names, edges.slot_begin, edges.slot_end, edges.senders)
+
+
+@exact_loop
+def _rename(names, slot_begin, slot_end, senders, first, last):
+    for i in range(first, last):
+        for e in range(slot_begin[i], slot_end[i]):
+            senders[e] = names[senders[e]]
+
+
 @exact_loop
 def _reach(slot_begin, slot_end, senders, hops, h, found, first, last):
     for i in range(first, last):

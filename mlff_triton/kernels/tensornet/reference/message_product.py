@@ -61,8 +61,9 @@ def message_backward(
     origin = edges.origin[slots].long()
     slope[origin] = found + slope[origin] if accumulate else found
     out = _sum_messages(grad, table, edges)
-    near = out[:, : grad.shape[1]]
-    near += scale_parts(own[:, None, :], grad)
+    n_near = min(out.shape[1], grad.shape[1])
+    near = out[:, :n_near]
+    near += scale_parts(own[:, None, :], grad[:, :n_near])
     near += direct
     return out
 
