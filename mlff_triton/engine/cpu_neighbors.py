@@ -70,7 +70,7 @@ class CpuNeighbors:
     dtype : torch.dtype
         Dtype of the geometry that the network reads.
     n_first : int, optional
-        If given, pairs are those of which one atom is among so many first ones.
+        Number of first atoms of which each pair has one; all by default.
 
     Attributes
     ----------

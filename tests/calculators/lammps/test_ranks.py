@@ -97,6 +97,26 @@ def test_ranks_have_the_results_of_one_process(
 
 
 @needs_mpiexec
+def test_runs_of_the_same_ranks_have_the_same_bits(tmp_path: Path) -> None:
+    program = """
+from mpi4py import MPI
+from mlff_triton.calculators.lammps import couple
+from tests.calculators.lammps.systems import TYPES, gathered, small_model, start, water
+
+found = []
+for _ in range(2):
+    lmp = start(water())
+    couple(lmp, small_model(), TYPES, device="cpu")
+    lmp.commands_list(["fix move all nve", "timestep 0.0004", "velocity all create 300 7"])
+    lmp.command("run 40")
+    found.append(gathered(lmp, "x", 3).tobytes())
+assert found[0] == found[1]
+"""
+    done = run_ranks(2, ["-c", program], tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_mpiexec
 def test_the_first_rank_warns_of_unknown_chemistry(tmp_path: Path) -> None:
     """The unknown bond crosses the face between two domains."""
     program = """

@@ -195,7 +195,12 @@ def test_variables_need_a_value(capfd: pytest.CaptureFixture[str]) -> None:
 @needs_mpiexec
 @pytest.mark.parametrize(
     ("when", "message"),
-    [("step", "atoms coincide"), ("pass on", "a bug"), ("exit", "gone")],
+    [
+        ("step", "atoms coincide"),
+        ("exchange", "no memory for ghosts"),
+        ("pass on", "a bug"),
+        ("exit", "gone"),
+    ],
 )
 def test_a_failing_rank_ends_all_with_one_message(tmp_path: Path, when: str, message: str) -> None:
     module = ["-m", "tests.calculators.lammps.failing_worker", when]
@@ -203,6 +208,27 @@ def test_a_failing_rank_ends_all_with_one_message(tmp_path: Path, when: str, mes
     assert done.returncode != 0
     ours = [line for line in done.stderr.splitlines() if not line.startswith("Abort(")]
     assert ours == [f"mlff-triton: error: {message}"]
+
+
+@needs_mpiexec
+def test_a_killed_rank_ends_all(tmp_path: Path) -> None:
+    module = ["-m", "tests.calculators.lammps.failing_worker", "kill"]
+    assert run_ranks(2, module, tmp_path, timeout=60).returncode != 0
+
+
+@needs_mpiexec
+@pytest.mark.parametrize(
+    ("what", "pattern"),
+    [
+        ("dtype", r"the same dtype, but it is torch.float32 on rank 0 and torch.float64 on rank 1"),
+        ("model", r"the same model, but it is \w+ on rank 0 and \w+ on rank 1"),
+    ],
+)
+def test_ranks_that_differ_are_refused(tmp_path: Path, what: str, pattern: str) -> None:
+    module = ["-m", "tests.calculators.lammps.failing_worker", what]
+    assert run_ranks(2, module, tmp_path, timeout=60).returncode != 0
+    for rank in range(2):
+        assert re.search(pattern, (tmp_path / f"rank-{rank}.txt").read_text())
 
 
 @needs_mpiexec

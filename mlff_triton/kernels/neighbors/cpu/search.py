@@ -107,7 +107,7 @@ def search(
     radius : float
         Å.
     n_first : int, optional
-        If given, pairs are those of which one atom is among so many first ones.
+        Number of first atoms of which each pair has one; all by default.
     """
     n_atoms = len(positions)
     system = np.repeat(np.arange(len(cells)), np.diff(system_ptr))
