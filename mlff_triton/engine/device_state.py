@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from mlff_triton._common.cuda_graphs import GraphPool
 from mlff_triton.engine.batch import Batch, to_tensor
 from mlff_triton.engine.charged_step import Geometry, Operators, evaluate_charged_step
 from mlff_triton.engine.device_neighbors import AtomBuffers, DeviceModel, DeviceNeighbors
@@ -48,7 +49,8 @@ class DeviceState:
         self._batch: Batch | None = None
         self._given: Systems | None = None
         self._sorted: Systems | None = None
-        self._rebuilding: StepGraph[None] = StepGraph(model.pool)
+        # in a pool of its own, as that of a step is only freed with the last graph in it
+        self._rebuilding: StepGraph[None] = StepGraph(None if model.pool is None else GraphPool())
         self._status = torch.zeros(n_atoms, dtype=torch.int32, device=model.device)
         self._is_built = False
         self._compiled_layout = -1

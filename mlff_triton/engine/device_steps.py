@@ -189,7 +189,8 @@ class DeviceSteps(Steps):
             need = step_memory(n_atoms, *size, far) / 2**30
             raise DeviceMemoryError(
                 f"CUDA out of memory: {n_atoms} atoms need about {need:.2g} GiB of GPU memory, "
-                "more than is free: use fewer atoms at a time, or dtype='float32'"
+                f"more than is free{_free(self.device)}: use fewer atoms at a time, or "
+                "dtype='float32'"
             ) from error
 
     def _buffers(self, batch: Batch) -> DeviceBatches:
@@ -201,6 +202,16 @@ class DeviceSteps(Steps):
             self._batches.popitem(last=False)
         buffers.set(batch)
         return buffers
+
+
+def _free(device: torch.device) -> str:
+    """Return how much memory of a GPU a step could have, in words."""
+    if device.type != "cuda":  # of tests
+        return ""
+    torch.cuda.empty_cache()
+    free, total = (x / 2**30 for x in torch.cuda.mem_get_info(device))
+    name = torch.cuda.get_device_name(device)
+    return f" ({free:.3g} of {total:.3g} GiB of {name}, {device})"
 
 
 def step_memory(

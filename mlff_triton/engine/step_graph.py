@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -10,11 +11,16 @@ import torch
 from mlff_triton._common.cuda_graphs import GraphPool, record
 from mlff_triton.kernels.common.compilation import compile_ahead
 
+_LOG = logging.getLogger("mlff_triton")
+
 Result = TypeVar("Result")
 
 
 class StepGraph(Generic[Result]):
     """The launches of a function as a CUDA graph, or one by one.
+
+    A graph needs memory of its own. If there is too little, the function is launched at every call
+    until its buffers change.
 
     Parameters
     ----------
@@ -28,7 +34,7 @@ class StepGraph(Generic[Result]):
     def __init__(self, pool: GraphPool | None, *, keeps_state: bool = False) -> None:
         self._pool = pool
         self._keeps_state = keeps_state
-        self._layout = 0
+        self._layout = self._layout_without_graph = -1
         self._captured: tuple[torch.cuda.CUDAGraph, Result] | None = None
 
     def run(self, launch: Callable[[], Result], layout: int) -> Result:
@@ -48,17 +54,30 @@ class StepGraph(Generic[Result]):
         Result
             Tensors that the next call overwrites, if captured.
         """
-        if self._pool is None:
+        if self._pool is None or layout == self._layout_without_graph:
             return launch()
         if layout != self._layout:
             self.discard()  # before a new capture takes memory from the same pool
         if self._captured is None:
             if not self._keeps_state:
                 compile_ahead(launch)
-            self._captured = record(launch, self._pool)
+            try:
+                self._captured = record(launch, self._pool)
+            except torch.OutOfMemoryError:
+                if self._keeps_state:
+                    raise
+                return self._launch_without_graph(launch, layout)
             self._layout = layout
         graph, result = self._captured
         graph.replay()
+        return result
+
+    def _launch_without_graph(self, launch: Callable[[], Result], layout: int) -> Result:
+        """Launch a function for whose graph there is too little memory."""
+        torch.cuda.empty_cache()
+        result = launch()
+        self._layout_without_graph = layout
+        _LOG.warning("the GPU has no memory for a CUDA graph: its kernels are launched one by one")
         return result
 
     def discard(self) -> None:

@@ -15,6 +15,7 @@ from ase.md.verlet import VelocityVerlet
 
 from mlff_triton import TensorNetCalculator
 from mlff_triton.dynamics.preparation import draw_momenta
+from mlff_triton.engine import step_graph
 from mlff_triton.engine.engine import Engine
 from mlff_triton.errors import BackendError
 from mlff_triton.kernels.tensornet import operators as fused
@@ -300,6 +301,14 @@ def test_too_little_memory_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(BackendError, match=r"192 atoms need about .* GiB of GPU memory"):
             compute(engine, atoms)
     assert_equal(compute(engine, atoms), compute(engine_of("cuda", "float32", GRAPH), atoms))
+
+
+def test_steps_without_memory_for_a_graph_have_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = compute(engine_of("cuda", "float32", GRAPH), SYSTEMS["water"])
+    monkeypatch.setattr(step_graph, "record", _run_out_of_memory)
+    assert_equal(compute(Engine("default", "cuda"), SYSTEMS["water"]), expected)
 
 
 def _run_out_of_memory(*_: object) -> None:

@@ -42,7 +42,7 @@ from mlff_triton.calculators.lammps.whole import WholeSystem
 from mlff_triton.engine.batch import Batch, IntArray
 from mlff_triton.engine.engine import Engine
 from mlff_triton.engine.part import PartPrediction
-from mlff_triton.errors import InputError, SimulationError
+from mlff_triton.errors import DeviceMemoryError, InputError, SimulationError
 from mlff_triton.model.known_domain import UnknownChemistryWarning
 from mlff_triton.model.prediction import Ensemble
 from mlff_triton.model.tensornet import TensorNet
@@ -258,7 +258,7 @@ class Coupling:
             self._fail(caught.error, forces)
         except BaseException as caught:  # noqa: BLE001 (ctypes would ignore it)
             if self._comm.size > 1:
-                end_all(self._comm, _message(caught))
+                end_all(self._comm, _message(caught, self._comm))
             self._fail(caught, forces)
 
     def _evaluate(self, step: int, n_own: int, forces: FloatArray) -> None:
@@ -290,7 +290,7 @@ class Coupling:
             result = phase()
         except BaseException as caught:  # noqa: BLE001 (others must know of it)
             if waits and self._comm.size > 1:
-                end_all(self._comm, _message(caught))
+                end_all(self._comm, _message(caught, self._comm))
             error = caught
         total, n_failed = self._sum(result, error is not None)
         if n_failed:
@@ -453,7 +453,7 @@ class Coupling:
         if comm.size > 1:
             first = min(comm.allgather(comm.size if error is None else comm.rank))
             self._lmp.flush_buffers()
-            end_together(comm, _message(error), speaker=first)
+            end_together(comm, _message(error, comm), speaker=first)
         self._tags, self._last_step = np.array([-1]), -2  # the next run begins anew
         self.guard.fail(error)
         self._void(forces)
@@ -483,10 +483,11 @@ class _RankError(Exception):
         self.error = error
 
 
-def _message(error: BaseException | None) -> str:
+def _message(error: BaseException | None, comm: Any) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted from the keyboard"
-    return one_line(error) or type(error).__name__
+    text = one_line(error) or type(error).__name__
+    return f"rank {comm.rank}: {text}" if isinstance(error, DeviceMemoryError) else text
 
 
 def _clear_last_virials(lmp: Any) -> None:

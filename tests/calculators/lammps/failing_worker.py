@@ -14,7 +14,12 @@ from mpi4py import MPI
 
 from mlff_triton.calculators.lammps import couple
 from mlff_triton.engine.engine import Engine
-from mlff_triton.errors import BackendError, MlffTritonError, OverlappingAtomsError
+from mlff_triton.errors import (
+    BackendError,
+    DeviceMemoryError,
+    MlffTritonError,
+    OverlappingAtomsError,
+)
 from mlff_triton.model.tensornet import TensorNet
 from tests.calculators.lammps.systems import TYPES, small_model, start, water
 
@@ -52,7 +57,7 @@ def main(when: str) -> None:
         coupling._part.step = mock.Mock(side_effect=SystemExit("gone"))
     elif LAST and when == "exchange":
         assert coupling._exchange is not None
-        coupling._exchange.extend = mock.Mock(side_effect=MemoryError("no memory for ghosts"))
+        coupling._exchange.extend = mock.Mock(side_effect=DeviceMemoryError("no memory"))
     elif LAST and when == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     lmp.command("run 100000")

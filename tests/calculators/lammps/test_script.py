@@ -197,7 +197,7 @@ def test_variables_need_a_value(capfd: pytest.CaptureFixture[str]) -> None:
     ("when", "message"),
     [
         ("step", "atoms coincide"),
-        ("exchange", "no memory for ghosts"),
+        ("exchange", "rank 1: no memory"),
         ("pass on", "a bug"),
         ("exit", "gone"),
     ],
