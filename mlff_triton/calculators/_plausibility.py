@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from ase.data import chemical_symbols, covalent_radii
+from numpy.typing import NDArray
 
 from mlff_triton.engine.batch import Batch, IntArray
 from mlff_triton.errors import InputError
@@ -26,8 +27,9 @@ SMALL = 64
 """Number of atoms up to which all pairs are compared."""
 
 
-FEW = 200
-"""Number of bonds up to which it takes less time to name all than to find different ones."""
+CODES = np.random.default_rng(0).integers(1 << 63, size=(2, len(chemical_symbols)), dtype=np.uint64)
+"""Random numbers of each element, as an atom and as a neighbor: their sums tell atoms with
+different neighbors apart."""
 
 
 class Pairs(NamedTuple):
@@ -148,16 +150,21 @@ class Plausibility:
             self._seen.add(key)
 
 
-def unknown_chemistry(batch: Batch, domain: KnownDomain | None, elements: frozenset[int]) -> str:
+def unknown_chemistry(
+    batch: Batch,
+    domain: KnownDomain | None,
+    elements: frozenset[int],
+    pairs: Pairs | None = None,
+) -> str:
     """Return what distinguishes one system from a training set, and what to do; empty if nothing.
 
     Charged systems are left out, and so are those with elements that the model was not made for:
-    the model refuses them, or has no record of them.
+    the model refuses them, or has no record of them. Pairs may be given, with all bonds among them.
     """
     if domain is None or batch.charge.any() or not elements.issuperset(batch.numbers.tolist()):
         return ""
     shells = unknown_shells(int(batch.numbers.sum()), domain)
-    return next(chain(shells, unknown_bonds(batch, domain)), "")
+    return next(chain(shells, unknown_bonds(batch, domain, pairs=pairs)), "")
 
 
 def unknown_shells(electrons: int, domain: KnownDomain) -> Iterator[str]:
@@ -171,59 +178,64 @@ def unknown_shells(electrons: int, domain: KnownDomain) -> Iterator[str]:
 
 
 def unknown_bonds(
-    batch: Batch, domain: KnownDomain, labels: IntArray | None = None, n_own: int | None = None
+    batch: Batch,
+    domain: KnownDomain,
+    labels: IntArray | None = None,
+    n_own: int | None = None,
+    pairs: Pairs | None = None,
 ) -> Iterator[str]:
     """Yield the bonds of one system that a training set lacks, and what to do.
 
     Messages call atoms by their labels, or by their indices if there are none. Atoms with indices
     of ``n_own`` or more are ghosts. Bonds between ghosts do not count, because ghosts may lack
-    neighbors.
+    neighbors. All bonds are among the pairs, if these are given.
     """
-    symbols = [chemical_symbols[z] for z in batch.numbers]
-    pairs = close_pairs(batch, domain.bond_factor)
+    if pairs is None:
+        pairs = close_pairs(batch, domain.bond_factor)
     is_bond = pairs.ratios < domain.bond_factor
     receivers, senders = pairs.receivers[is_bond], pairs.senders[is_bond]
 
-    @cache
-    def neighbors(atom: int) -> tuple[str, ...]:
-        return tuple(sorted(symbols[k] for k in senders[receivers == atom].tolist()))
+    def neighbors(atom: int) -> list[str]:
+        return sorted(chemical_symbols[z] for z in batch.numbers[senders[receivers == atom]])
 
-    @cache
-    def is_known(a: str, of_a: tuple[str, ...], b: str, of_b: tuple[str, ...]) -> bool:
-        return bond_name(a, list(of_a), b, list(of_b)) in domain.bonds
-
-    chosen = np.flatnonzero(receivers < (len(symbols) if n_own is None else n_own))
-    if len(chosen) > FEW:
-        chosen = _different(batch.numbers, receivers, senders, chosen)
-    for i, j in zip(receivers[chosen].tolist(), senders[chosen].tolist(), strict=True):
-        of_i, of_j = neighbors(i), neighbors(j)
-        if not is_known(symbols[i], of_i, symbols[j], of_j):
+    chosen = np.flatnonzero(receivers < (len(batch.numbers) if n_own is None else n_own))
+    keys = _bond_keys(batch.numbers, receivers, senders)[chosen].tolist()
+    is_known = _known_keys(domain)
+    for key, bond in zip(keys, chosen.tolist(), strict=True):
+        if is_known.get(key):
+            continue
+        i, j = int(receivers[bond]), int(senders[bond])
+        a, b = (chemical_symbols[batch.numbers[k]] for k in (i, j))
+        of_a, of_b = neighbors(i), neighbors(j)
+        is_known[key] = bond_name(a, of_a, b, of_b) in domain.bonds
+        if not is_known[key]:
             names = (i, j) if labels is None else (labels[i], labels[j])
             yield (
                 f"the training set of the model has no bond like that of atoms {names[0]} and "
-                f"{names[1]}, {symbols[i]} bonded to {', '.join(of_i)} and {symbols[j]} bonded to "
-                f"{', '.join(of_j)}, so that results may be wrong: check the structure "
+                f"{names[1]}, {a} bonded to {', '.join(of_a)} and {b} bonded to "
+                f"{', '.join(of_b)}, so that results may be wrong: check the structure "
                 "(PDBFixer adds the hydrogen atoms that PDB files lack), or take another model"
             )
 
 
-def _different(
-    numbers: IntArray, receivers: IntArray, senders: IntArray, chosen: IntArray
-) -> IntArray:
-    """Return the first chosen bond of each kind, as `bond_name` tells them apart, in order.
+@cache
+def _known_keys(domain: KnownDomain) -> dict[int, bool]:  # noqa: ARG001 (one dictionary for each)
+    """Return which keys of bonds a training set has, among those that were looked up so far."""
+    return {}
 
-    A large structure has many bonds, but few kinds of them.
+
+def _bond_keys(numbers: IntArray, receivers: IntArray, senders: IntArray) -> NDArray[np.uint64]:
+    """Return a number for each bond; bonds whose atoms and neighbors are alike have the same.
+
+    Bonds are grouped by receiver. Sums wrap around.
     """
-    _, kinds = np.unique(numbers, return_inverse=True)
-    n_kinds = int(kinds.max()) + 1
-    slots = receivers * n_kinds + kinds[senders]
-    counts = np.bincount(slots, minlength=len(numbers) * n_kinds).reshape(-1, n_kinds)
-    # Sums of random multiples tell atoms with different neighbors apart
-    multiples = np.random.default_rng(0).integers(1 << 62, size=n_kinds + 1)
-    _, places = np.unique(counts @ multiples[1:] + kinds * multiples[0], return_inverse=True)
-    bonds = places[receivers[chosen]] * len(numbers) + places[senders[chosen]]
-    _, first = np.unique(bonds, return_index=True)
-    return np.asarray(np.sort(chosen[first]))
+    of_atoms, of_neighbors = CODES
+    sums = np.zeros(len(senders) + 1, dtype=np.uint64)
+    np.cumsum(of_neighbors[numbers[senders]], out=sums[1:])
+    ends = np.searchsorted(receivers, np.arange(len(numbers) + 1))
+    codes = of_atoms[numbers] + np.diff(sums[ends])
+    keys: NDArray[np.uint64] = codes[receivers] * np.uint64(3) + codes[senders]
+    return keys
 
 
 def close_pairs(batch: Batch, factor: float, reach: float = 0.0) -> Pairs:

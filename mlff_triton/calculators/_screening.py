@@ -114,11 +114,13 @@ class Screening:
         domain, elements = self._engine.known_domain, self._engine.elements
         if not elements.issuperset(batch.numbers.tolist()):
             return NO_REMARKS
-        doubt = unlikely_structure(batch, self._engine.cutoff)
-        return Remarks(doubt, unknown_chemistry(batch, domain, elements))
+        factor = BONDED if domain is None else max(BONDED, domain.bond_factor)
+        pairs = close_pairs(batch, factor)
+        doubt = unlikely_structure(batch, self._engine.cutoff, pairs)
+        return Remarks(doubt, unknown_chemistry(batch, domain, elements, pairs))
 
 
-def unlikely_structure(batch: Batch, cutoff: float) -> str:
+def unlikely_structure(batch: Batch, cutoff: float, pairs: Pairs) -> str:
     """Return a reason to doubt the positions of one system, or an empty text.
 
     Parameters
@@ -127,13 +129,14 @@ def unlikely_structure(batch: Batch, cutoff: float) -> str:
         One system.
     cutoff : float
         Distance in Å up to which atoms are neighbors in the model.
+    pairs : Pairs
+        All pairs within `BONDED`, and maybe more.
 
     Raises
     ------
     InputError
         As for `Screening.look`.
     """
-    pairs = close_pairs(batch, BONDED)
     refuse_close(batch, pairs, HALF_A_BOND)
     n_atoms, nearest = len(batch.numbers), _nearest(pairs, len(batch.numbers))
     if n_atoms == 1 or (nearest < BONDED).all():

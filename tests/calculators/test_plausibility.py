@@ -13,6 +13,8 @@ import pytest
 import torch
 from ase import Atoms
 from ase.build import bulk, molecule
+from ase.collections import g2
+from ase.data import covalent_radii
 from ase.io import read
 
 from mlff_triton import Ensemble, TensorNetCalculator, create_openmm_force, load_model
@@ -208,15 +210,31 @@ def test_systems_of_the_same_atoms_are_checked_once(monkeypatch):
     assert [batch.numbers.tolist() for batch in checked] == [[8, 1, 1], [6, 1, 1, 1, 1]]
 
 
-@pytest.mark.parametrize("name", ["CH3CH2OH", "C6H6", "SiH4", "CH3SiH3", "OCHCHO"])
-def test_few_bonds_are_found_like_many(name, monkeypatch):
-    """All bonds of small systems are named, and those of large ones only once per kind."""
-    atoms = molecule(name)
-    atoms.positions += np.random.default_rng(1).normal(scale=0.05, size=(len(atoms), 3))
-    batch = Batch.of(atoms.numbers, atoms.positions)
-    found = {}
-    for few in (0, 10**6):
-        monkeypatch.setattr(_plausibility, "FEW", few)
-        found[few] = next(_plausibility.unknown_bonds(batch, TENSORNET_GFN2), "")
-    assert found[0] == found[10**6]
-    assert ("Si" in found[0]) == ("Si" in name)
+def names_of_bonds(atoms: Atoms) -> list[tuple[int, int, str]]:
+    """Return all bonds with their names, in order."""
+    radii = covalent_radii[atoms.numbers]
+    limits = TENSORNET_GFN2.bond_factor * (radii[:, None] + radii)
+    bonded = (atoms.get_all_distances() < limits) & ~np.eye(len(atoms), dtype=bool)
+    neighbors = [sorted(atoms.symbols[row]) for row in bonded]
+    return [
+        (i, j, bond_name(atoms.symbols[i], neighbors[i], atoms.symbols[j], neighbors[j]))
+        for i, j in np.argwhere(bonded).tolist()
+    ]
+
+
+def test_the_first_unknown_bond_is_that_whose_name_is_unknown():
+    """Whatever bonds were looked up before."""
+    rng, found = np.random.default_rng(1), 0
+    for name in rng.permutation(g2.names[:140]):
+        atoms = molecule(name)
+        atoms.positions += rng.normal(scale=0.1, size=(len(atoms), 3))
+        bonds = names_of_bonds(atoms)
+        expected = next((bond for bond in bonds if bond[2] not in TENSORNET_GFN2.bonds), None)
+        batch = Batch.of(atoms.numbers, atoms.positions)
+        reason = next(_plausibility.unknown_bonds(batch, TENSORNET_GFN2), "")
+        assert bool(reason) == (expected is not None)
+        if expected is not None:
+            found += 1
+            i, j, _ = expected
+            assert f"atoms {i} and {j}, {atoms.symbols[i]} bonded to" in reason
+    assert 20 < found < 130

@@ -8,7 +8,8 @@ from ase import Atoms
 from ase.build import bulk, fcc111, molecule
 from ase.collections import g2
 
-from mlff_triton.calculators._screening import unlikely_structure
+from mlff_triton.calculators._plausibility import close_pairs
+from mlff_triton.calculators._screening import BONDED, unlikely_structure
 from mlff_triton.engine.batch import Batch
 from mlff_triton.errors import InputError
 from mlff_triton.testing import water_box
@@ -18,9 +19,8 @@ CUTOFF = 5.0
 
 
 def look(atoms):
-    return unlikely_structure(
-        Batch.of(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc), CUTOFF
-    )
+    batch = Batch.of(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
+    return unlikely_structure(batch, CUTOFF, close_pairs(batch, BONDED))
 
 
 def scaled(atoms, factor):
