@@ -14,6 +14,7 @@ LATE = (
     "matplotlib.pyplot",
     "mlff_triton.bio.alignment.command",
     "mlff_triton.dynamics.summary",
+    "mlff_triton.engine.cpu_steps",
     "mlff_triton.engine.dispatch",
     "rich.live",
     "rich.progress",
