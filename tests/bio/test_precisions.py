@@ -17,7 +17,7 @@ from tests.support.changed_attributes import check_changed_attributes, check_unu
 from tests.support.language_models import NAMES, mask_of, randomize, tokens_of, valid
 from tests.support.precisions import (
     check_setting,
-    in_all_settings,
+    in_all_settings_once_in_float16,
     in_settings_without_autocast,
 )
 
@@ -105,7 +105,7 @@ def test_outputs_are_as_exact_as_those_of_the_model(name, setting, device):
     check_setting(*CASES[name](device), setting)
 
 
-@in_all_settings
+@in_all_settings_once_in_float16
 def test_outputs_of_alpha_genome_whose_policy_may_be_that_of_autocast(setting, device):
     check_setting(*alpha_genome(device), setting)
 

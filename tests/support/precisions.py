@@ -54,6 +54,17 @@ SETTINGS = [
 in_all_settings = pytest.mark.parametrize("setting", SETTINGS)
 """Decorator of a test that takes a `Setting`."""
 
+in_all_settings_once_in_float16 = pytest.mark.parametrize(
+    "setting",
+    [
+        pytest.param(setting, id=each.id, marks=[*each.marks, *[pytest.mark.slow] * is_repeated])
+        for each in SETTINGS
+        for setting in each.values
+        for is_repeated in [setting.autocast is torch.float16 and setting.precision is not None]
+    ],
+)
+"""Decorator for models that refuse autocast to float16, whatever the precision: it runs once."""
+
 ONCE_UNDER_AUTOCAST = {torch.bfloat16: "fp16", torch.float16: None}
 
 in_settings_without_autocast = pytest.mark.parametrize(
