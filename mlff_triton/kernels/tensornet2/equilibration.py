@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_device
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
+from mlff_triton.kernels.types.charges import SumParts
 
 _EPS = tl.constexpr(1e-6)
 _CHANNELS = 8  # per program of the sums: a sector of memory
@@ -176,6 +177,7 @@ def equilibrate(
     rank: Tensor,
     system_ptr: Tensor,
     charges: Tensor,
+    sum_parts: SumParts | None = None,  # noqa: ARG001 (GPUs compute whole systems)
 ) -> Tensor:
     """Share the missing charge of each system among its atoms.
 
@@ -194,6 +196,8 @@ def equilibrate(
     charges : [N, Q]
         Output: charges, which add up to the totals unless all weights are tiny. Rows need not
         follow each other.
+    sum_parts : callable, optional
+        On a CPU, it sums over all parts of a divided system.
 
     Returns
     -------
@@ -237,6 +241,7 @@ def equilibrate_backward(
     systems: Tensor,
     rank: Tensor,
     system_ptr: Tensor,
+    sum_parts: SumParts | None = None,  # noqa: ARG001 (GPUs compute whole systems)
 ) -> Tensor:
     """Compute the gradients [N, 2 Q] of the predictions.
 
@@ -244,7 +249,7 @@ def equilibrate_backward(
     ----------
     grad : [N, Q]
         Gradients of the charges. Rows need not follow each other.
-    predicted, systems, rank, system_ptr
+    predicted, systems, rank, system_ptr, sum_parts
         As for `equilibrate`.
     shared : float64 [B, 2, Q]
         From `equilibrate`.

@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from mlff_triton.kernels.types.charge_network import ChargeNetwork
-from mlff_triton.kernels.types.charges import AtomOrder, CoulombSums, ReactionField
+from mlff_triton.kernels.types.charges import AtomOrder, CoulombSums, ReactionField, SumParts
 from mlff_triton.kernels.types.edge_rows import EdgeRows
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.kernels.types.interaction_network import InteractionNetwork
@@ -46,6 +46,7 @@ class ChargedOperators(Protocol):
         rank: Tensor,
         ptr: Tensor,
         charges: Tensor,
+        sum_parts: SumParts | None = None,
         /,
     ) -> Tensor:
         """Share the missing charge of each system; write charges, and return what atoms share."""
@@ -58,6 +59,7 @@ class ChargedOperators(Protocol):
         systems: Tensor,
         rank: Tensor,
         ptr: Tensor,
+        sum_parts: SumParts | None = None,
         /,
     ) -> Tensor:
         """Propagate gradients of charges back to the predictions."""

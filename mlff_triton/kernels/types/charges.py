@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 
 DAMPING = 4.6
 """Distance in Å below which the Coulomb energy of a pair is damped."""
+SumParts = Callable[[Tensor], Tensor]
+"""Sums values over all parts of a system that several processes compute."""
 
 
 class ReactionField(NamedTuple):
@@ -71,8 +74,12 @@ class AtomOrder(NamedTuple):
         First atom of each system, in the user's order.
     largest : int
         Number of atoms in the largest system, or more.
+    computed : slice
+        On a CPU, only these of the user's atoms are computed; all by default. Otherwise, rows must
+        be in the user's order.
     """
 
     rank: Tensor
     system_ptr: Tensor
     largest: int
+    computed: slice = slice(None)

@@ -35,14 +35,16 @@ class RowPartners(NamedTuple):
         Sender of the edge.
     slots, opposite_slots : int64 [rows]
         Slot of the geometry of the edge, and slot for results of the opposite edge.
-    opposites : int64 [rows]
-        Row of the opposite edge.
+    sent, sent_by, sent_to : int64 [rows]
+        All rows, sorted by sender, and their senders and receivers.
     """
 
     atoms: Tensor
     slots: Tensor
     opposite_slots: Tensor
-    opposites: Tensor
+    sent: Tensor
+    sent_by: Tensor
+    sent_to: Tensor
 
 
 class EdgeRows(NamedTuple):

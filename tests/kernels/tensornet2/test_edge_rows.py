@@ -15,7 +15,7 @@ SIZES = [(1, 0), (2, 5), (9, 30), (98, 28), (1000, 3)]
 
 @pytest.mark.parametrize("layout", ["csr", "rows"])
 @pytest.mark.parametrize(("n_atoms", "neighbors"), SIZES)
-def test_rows_are_edges_and_have_opposites(n_atoms, neighbors, layout):
+def test_rows_are_edges_and_sorted_by_sender(n_atoms, neighbors, layout):
     edges = random_edges(n_atoms, layout, neighbors)
     ends, _, partners = edge_rows(edges)
     slots, receivers = edges.live()
@@ -24,16 +24,19 @@ def test_rows_are_edges_and_have_opposites(n_atoms, neighbors, layout):
     is_edge = torch.ones(int(ends[-1]), dtype=torch.bool)
     is_edge[own] = False
     assert torch.equal(partners.atoms[own], torch.arange(n_atoms))
-    assert torch.equal(partners.opposites[own], own)
     assert (partners.slots[own] == -1).all()
     assert (partners.opposite_slots[own] == -1).all()
     assert torch.equal(partners.slots[is_edge], slots)
     assert torch.equal(partners.atoms[is_edge], edges.senders[slots].long())
-    other = partners.opposites[is_edge]
-    assert torch.equal(partners.opposites[other], is_edge.nonzero().flatten())
-    assert torch.equal(partners.atoms[other], receivers)
-    origins = edges.origin[partners.slots[other]].long()
-    assert torch.equal(partners.opposite_slots[is_edge], origins)
+    opposites = edges.reverse[edges.origin[slots].long()].long()
+    assert torch.equal(partners.opposite_slots[is_edge], opposites)
+    assert torch.equal(partners.sent, partners.atoms.argsort(stable=True))
+    assert torch.equal(partners.sent_by, partners.atoms[partners.sent])
+    receivers_of_rows = torch.arange(n_atoms).repeat_interleave(
+        ends.diff(prepend=ends.new_zeros(1))
+    )
+    assert torch.equal(partners.sent_to, receivers_of_rows[partners.sent])
+    assert torch.equal(receivers_of_rows[is_edge], receivers)
 
 
 @pytest.mark.parametrize("n_threads", [1, 2, 3])

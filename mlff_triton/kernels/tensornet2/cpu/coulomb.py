@@ -49,14 +49,16 @@ def coulomb_pairs(
     points[:, places] = positions.T
     q = points.new_zeros(len(used), points.shape[1])
     q[:, places] = charges[rank[:, None], used].T.double()
-    sums, potential = _empty_sums(charges), q.new_zeros(len(rank), len(used))
+    computed, first = order.computed, order.computed.start or 0
+    rank, places, bounds = rank[computed], places[computed], bounds[:, computed].contiguous()
+    sums, potential = _empty_sums(charges[computed]), q.new_zeros(len(rank), len(used))
     lanes = lanes_of(WIDTH, q.element_size())
     arrays = points, q, weights[used].double(), places, bounds, lanes
     results = potential, sums.forces, sums.atoms
     fewest = max(1, PAIRS // int(padded.max()))
-    run(_coulomb_pairs, len(charges), *arrays, *results, fewest=fewest)
+    run(_coulomb_pairs, len(rank), *arrays, *results, fewest=fewest)
     sums.grad_charges.zero_()
-    sums.grad_charges[rank[:, None], used] = potential.mul_(2).to(charges.dtype)
+    sums.grad_charges[rank[:, None] - first, used] = potential.mul_(2).to(charges.dtype)
     sums.charges.copy_((charges[rank] * mean_weights).sum(1))
     return sums
 
@@ -70,11 +72,12 @@ def coulomb_edges(
     order: Tensor,
 ) -> CoulombSums:
     """Compute energies over edges, with gradients and sums over atoms."""
-    sums, user = _empty_sums(charges), order.long()
+    n_atoms = len(edges.slot_begin)
+    sums, user = _empty_sums(charges[:n_atoms]), order[:n_atoms].long()
     slots = edges.slot_begin, edges.slot_end, edges.senders, edges.direction, edges.distance
     results = sums.grad_charges, sums.forces, sums.atoms
-    run(_coulomb_edges, len(charges), charges, weights, *slots, field.constants, user, *results)
-    sums.charges[user] = (charges * mean_weights).sum(1)
+    run(_coulomb_edges, n_atoms, charges, weights, *slots, field.constants, user, *results)
+    sums.charges[user] = (charges[:n_atoms] * mean_weights).sum(1)
     return sums
 
 

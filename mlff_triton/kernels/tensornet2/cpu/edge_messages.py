@@ -61,11 +61,11 @@ FEWEST = 16
 def edge_messages(
     y: Tensor, terms: Tensor, network: InteractionNetwork, edges: Edges, rows: EdgeRows
 ) -> tuple[Tensor, EdgeRows]:
-    """Sum the messages to each atom: [9, N, F]; keep rows of hidden values."""
+    """Sum the messages to M receivers: [9, M, F]; keep rows of hidden values."""
     n, channels, lanes = network, y.shape[2], lanes_of(y.shape[2], y.element_size())
     assert rows.partners is not None
     atoms, slots = rows.partners.atoms, rows.partners.slots
-    message, cutoff = torch.empty_like(y), y.new_empty(len(atoms), 2)
+    message, cutoff = y.new_empty(9, len(rows.ends), channels), y.new_empty(len(atoms), 2)
     z3, first_slope, second_slope = (y.new_empty(len(atoms), k * channels) for k in (3, 1, 2))
     kept = HiddenRows(z3, first_slope, second_slope, cutoff)
     geometry = edges.distance, edges.interval, edges.fraction, edges.width
@@ -109,7 +109,7 @@ def edge_messages_backward(
     n, kept, partners = network, rows.hidden, rows.partners
     assert kept is not None
     assert partners is not None
-    lanes, received = lanes_of(y.shape[2], y.element_size()), y.new_empty(y.shape[1:])
+    lanes, received = lanes_of(y.shape[2], y.element_size()), y.new_empty(grad.shape[1:])
     is_silu, opposites = n.activation in SILU, (rows.ends, partners.opposite_slots)
     tensors = partners.atoms, kept.cutoff, grad, y
     by_factor = as_arrays(*opposites, *tensors, is_silu, accumulate, lanes, slope)
@@ -130,8 +130,9 @@ def edge_messages_backward(
         run_part(_distance_gradients, first, last, *by_distance, grad_h1, first_slope[begin:end])
 
     in_parallel(work, blocks(rows))
-    grad_y, grad_sent = torch.empty_like(y), torch.empty_like(received)
-    sent = rows.ends, partners.atoms, partners.opposites, kept.z3, kept.first_slope
+    grad_y, grad_sent = torch.empty_like(y), y.new_empty(y.shape[1:])
+    ends = torch.searchsorted(partners.sent_by, torch.arange(y.shape[1]), right=True)
+    sent = ends, partners.sent, partners.sent_to, kept.z3, kept.first_slope
     given = *sent, grad, direct, lanes, grad_y, grad_sent
     run(_sum_sent, y.shape[1], *given, fewest=FEWEST)
     n_charges = len(n.charges)
@@ -309,19 +310,21 @@ def _distance_gradients(
 
 @loop
 def _sum_sent(
-    ends, atoms, opposites, factors, grad_z1, grad, direct, lanes, grad_y, grad_sent, first, last
+    ends, sent, sent_to, factors, grad_z1, grad, direct, lanes, grad_y, grad_sent, first, last
 ):
-    """Sum gradients over the edges that atoms send, which are opposite to those they receive."""
+    """Sum gradients over the edges that atoms send."""
     channels, zero = grad.shape[2], spread(grad.dtype.type(0), lanes)
     start = _start(ends, first)
     for i in range(first, last):
         for f in range(0, channels, len(lanes)):
-            sums, sent = load_wide(direct, i, f, lanes), zero
-            for row in range(start, ends[i]):
-                k = opposites[row]
-                parts = _load_rows(factors, k, f, channels, lanes)
-                sums = add(sums, scale_parts(parts, load_wide(grad, atoms[row], f, lanes)))
-                sent += load_vector(grad_z1, (k, f), lanes)
+            sums = zero, zero, zero, zero, zero, zero, zero, zero, zero
+            by_term = zero
+            if i < direct.shape[1]:
+                sums = load_wide(direct, i, f, lanes)
+            for k in range(start, ends[i]):
+                parts = _load_rows(factors, sent[k], f, channels, lanes)
+                sums = add(sums, scale_parts(parts, load_wide(grad, sent_to[k], f, lanes)))
+                by_term += load_vector(grad_z1, (sent[k], f), lanes)
             store_wide(grad_y, i, f, sums)
-            store_vector(grad_sent, (i, f), sent)
+            store_vector(grad_sent, (i, f), by_term)
         start = ends[i]

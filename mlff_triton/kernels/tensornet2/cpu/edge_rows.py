@@ -6,9 +6,10 @@ edge to itself.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
-from mlff_triton.kernels.common.cpu.compilation import loop, run
+from mlff_triton.kernels.common.cpu.compilation import allocating_loop, loop, run
 from mlff_triton.kernels.common.cpu.threads import n_threads
 from mlff_triton.kernels.types.edge_rows import EdgeRows, RowPartners
 from mlff_triton.kernels.types.edges import Edges
@@ -20,16 +21,14 @@ FEWEST_ROWS = 64
 
 
 def edge_rows(edges: Edges) -> EdgeRows:
-    """Number the edges of all atoms, and find the opposite of each."""
+    """Number the edges of all atoms, and sort them by sender."""
     ends = (edges.slot_end - edges.slot_begin + 1).cumsum(0)
     n_atoms, n_rows = len(ends), int(ends[-1]) if len(ends) else 0
-    row_of = torch.zeros(len(edges.senders), dtype=torch.int64)
-    partners = RowPartners(*torch.empty(4, n_rows, dtype=torch.int64))
-    slots = edges.slot_begin, edges.slot_end, edges.senders, edges.origin
-    run(_number_rows, n_atoms, *slots, ends, row_of, partners.atoms, partners.slots)
-    opposites = partners.opposite_slots, partners.opposites
-    given = edges.origin, edges.reverse, ends, row_of, partners.slots, *opposites
-    run(_find_opposites, n_atoms, *given)
+    receivers, *fields = torch.empty(7, n_rows, dtype=torch.int64)
+    partners = RowPartners(*fields)
+    given = edges.slot_begin, edges.slot_end, edges.senders, edges.origin, edges.reverse, ends
+    run(_number_rows, n_atoms, *given, *partners[:3], receivers)
+    run(_sort_by_sender, n_rows, partners.atoms, receivers, *partners[3:], in_order=True)
     return EdgeRows(ends, partners=partners)
 
 
@@ -49,21 +48,32 @@ def blocks(rows: EdgeRows) -> list[tuple[int, int, int, int]]:
 
 
 @loop
-def _number_rows(slot_begin, slot_end, senders, origin, ends, row_of, atoms, slots, first, last):
+def _number_rows(
+    slot_begin, slot_end, senders, origin, reverse, ends, atoms, slots, opposite_slots, receivers,
+    first, last,
+):  # fmt: skip
     for i in range(first, last):
         row = ends[i - 1] if i > 0 else 0
-        atoms[row], slots[row] = i, -1
+        atoms[row], slots[row], opposite_slots[row], receivers[row] = i, -1, -1, i
         for e in range(slot_begin[i], slot_end[i]):
             row += 1
-            atoms[row], slots[row] = senders[e], e
-            row_of[origin[e]] = row
+            atoms[row], slots[row], receivers[row] = senders[e], e, i
+            opposite_slots[row] = reverse[origin[e]]
 
 
-@loop
-def _find_opposites(origin, reverse, ends, row_of, slots, opposite_slots, opposites, first, last):
-    for i in range(first, last):
-        start = ends[i - 1] if i > 0 else 0
-        opposite_slots[start], opposites[start] = -1, start
-        for row in range(start + 1, ends[i]):
-            k = reverse[origin[slots[row]]]
-            opposite_slots[row], opposites[row] = k, row_of[k]
+@allocating_loop
+def _sort_by_sender(atoms, receivers, sent, sent_by, sent_to, first, last):
+    """Sort rows, which keep their order if they have the same sender."""
+    largest = 0
+    for row in range(first, last):
+        largest = max(largest, atoms[row])
+    places = np.zeros(largest + 2, np.int64)
+    for row in range(first, last):
+        places[atoms[row] + 1] += 1
+    for j in range(largest):
+        places[j + 1] += places[j]
+    for row in range(first, last):
+        j = atoms[row]
+        k = places[j]
+        sent[k], sent_by[k], sent_to[k] = row, j, receivers[row]
+        places[j] = k + 1

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mlff_triton.kernels.common.cpu.compilation import loop, run
 from mlff_triton.kernels.tensornet2.reference.equilibration import EPS
+from mlff_triton.kernels.types.charges import SumParts
 
 
 def equilibrate(
@@ -21,13 +22,17 @@ def equilibrate(
     rank: Tensor,
     system_ptr: Tensor,
     charges: Tensor,
+    sum_parts: SumParts | None = None,
 ) -> Tensor:
     """Share the missing charge of each system among its atoms."""
     n_charges = charges.shape[1]
     shared = predicted.new_empty(len(totals), 2, n_charges, dtype=torch.float64)
-    found = predicted.new_empty(len(predicted), n_charges)
-    arrays = predicted.contiguous(), totals, rank, system_ptr, shared, found
-    run(_equilibrate, len(totals), *arrays)
+    sums, found = torch.empty_like(shared), predicted.new_empty(len(predicted), n_charges)
+    atoms = predicted.contiguous(), rank, system_ptr
+    run(_sum_charges, len(totals), *atoms, sums)
+    if sum_parts is not None:
+        sums = sum_parts(sums)
+    run(_equilibrate, len(totals), *atoms, totals, sums, shared, found)
     charges.copy_(found)
     return shared
 
@@ -39,30 +44,40 @@ def equilibrate_backward(
     systems: Tensor,  # noqa: ARG001
     rank: Tensor,
     system_ptr: Tensor,
+    sum_parts: SumParts | None = None,
 ) -> Tensor:
     """Compute the gradients [N, 2 Q] of the predictions."""
     out = grad.new_empty(predicted.shape)
     sums = torch.empty_like(shared[:, 0])
-    arrays = grad.contiguous(), predicted.contiguous(), shared, rank, system_ptr, sums, out
-    run(_equilibrate_bwd, len(shared), *arrays)
+    atoms = grad.contiguous(), predicted.contiguous(), rank, system_ptr
+    run(_sum_gradients, len(shared), *atoms, sums)
+    if sum_parts is not None:
+        sums = sum_parts(sums)
+    run(_equilibrate_bwd, len(shared), *atoms, shared, sums, out)
     return out
 
 
 @loop
-def _equilibrate(predicted, totals, rank, system_ptr, shared, charges, first, last):
-    n_charges = charges.shape[1]
+def _sum_charges(predicted, rank, system_ptr, sums, first, last):
+    n_charges = sums.shape[2]
     for k in range(first, last):
         for q in range(n_charges):
-            shared[k, 0, q] = totals[k]
-            shared[k, 1, q] = EPS
+            sums[k, 0, q] = sums[k, 1, q] = 0.0
         for atom in range(system_ptr[k], system_ptr[k + 1]):
             i = rank[atom]
             for q in range(n_charges):
                 f = np.float64(predicted[i, n_charges + q])
-                shared[k, 0, q] -= predicted[i, q]
-                shared[k, 1, q] += f * f
+                sums[k, 0, q] += predicted[i, q]
+                sums[k, 1, q] += f * f
+
+
+@loop
+def _equilibrate(predicted, rank, system_ptr, totals, sums, shared, charges, first, last):
+    n_charges = charges.shape[1]
+    for k in range(first, last):
         for q in range(n_charges):
-            shared[k, 1, q] = 1.0 / shared[k, 1, q]
+            shared[k, 0, q] = totals[k] - sums[k, 0, q]
+            shared[k, 1, q] = 1.0 / (sums[k, 1, q] + EPS)
         for atom in range(system_ptr[k], system_ptr[k + 1]):
             i = rank[atom]
             for q in range(n_charges):
@@ -71,7 +86,7 @@ def _equilibrate(predicted, totals, rank, system_ptr, shared, charges, first, la
 
 
 @loop
-def _equilibrate_bwd(grad, predicted, shared, rank, system_ptr, sums, out, first, last):
+def _sum_gradients(grad, predicted, rank, system_ptr, sums, first, last):
     n_charges = grad.shape[1]
     for k in range(first, last):
         for q in range(n_charges):
@@ -81,6 +96,12 @@ def _equilibrate_bwd(grad, predicted, shared, rank, system_ptr, sums, out, first
             for q in range(n_charges):
                 f = np.float64(predicted[i, n_charges + q])
                 sums[k, q] += grad[i, q] * f * f
+
+
+@loop
+def _equilibrate_bwd(grad, predicted, rank, system_ptr, shared, sums, out, first, last):
+    n_charges = grad.shape[1]
+    for k in range(first, last):
         for atom in range(system_ptr[k], system_ptr[k + 1]):
             i = rank[atom]
             for q in range(n_charges):

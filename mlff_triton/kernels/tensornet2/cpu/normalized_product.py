@@ -24,8 +24,8 @@ from mlff_triton.kernels.common.cpu.vectors import lanes_of
 
 def normalized_product(y: Tensor, message: Tensor, group: str) -> Tensor:
     """Multiply tensors with messages, both [9, N, F], and normalize the products."""
-    out, lanes = torch.empty_like(y), lanes_of(y.shape[2], y.element_size())
-    run(_normalized_product, y.shape[1], y, message, group == "O(3)", lanes, out)
+    out, lanes = torch.empty_like(message), lanes_of(y.shape[2], y.element_size())
+    run(_normalized_product, message.shape[1], y, message, group == "O(3)", lanes, out)
     return out
 
 

@@ -39,7 +39,8 @@ def coulomb_pairs(
         atoms[0, begin:end] = (q * potential).sum(1)
         from_first = positions[begin:end] - positions[begin : begin + 1]
         atoms[1:, begin:end] = _virials(from_first, grad)
-    return CoulombSums(grad_charges, (charges * mean_weights).sum(1)[rank], forces, atoms)
+    mean, own = (charges * mean_weights).sum(1)[rank], order.computed
+    return CoulombSums(grad_charges[own], mean[own], forces[own], atoms[:, own])
 
 
 def coulomb_edges(
@@ -60,12 +61,13 @@ def coulomb_edges(
     bare_slope = 2 * quadratic * distance - 1 / distance**2
     factor = damping * bare * inside
     slope = (slope * bare + damping * bare_slope) * inside
-    n_atoms, user = len(charges), order.long()
+    n_atoms, user = len(edges.slot_begin), order[: len(edges.slot_begin)].long()
     potential = sum_at_receivers(factor[:, None] * charges[senders] * weights, receivers, n_atoms)
     product = (charges[receivers] * charges[senders] * weights).sum(1)
     direction = edges.direction[:, slots].T
     grad = (slope * product)[:, None] * direction
     virials = _virials(direction * distance[:, None], grad).T.contiguous()
+    charges = charges[:n_atoms]
     mean = torch.empty_like(charges[:, 0])
     forces = charges.new_empty(n_atoms, 3, dtype=torch.float64)
     atoms = forces.new_empty(7, n_atoms)

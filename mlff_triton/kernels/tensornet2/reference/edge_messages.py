@@ -56,13 +56,13 @@ def edge_rows(edges: Edges) -> EdgeRows:
 def edge_messages(
     y: Tensor, terms: Tensor, network: InteractionNetwork, edges: Edges, rows: EdgeRows
 ) -> tuple[Tensor, EdgeRows]:
-    """Sum the messages to each atom: [9, N, F]; nothing is kept for the backward pass."""
+    """Sum the messages to M receivers: [9, M, F]; nothing is kept for the backward pass."""
     pairs = _pairs(network, edges)
     receivers, senders = pairs.atoms, pairs.neighbors
     z1 = pairs.radial + terms[0, receivers] + terms[1, senders]
     *_, z3 = _hidden(z1, network)
     factors = activate(z3, network.activation) * pairs.cutoff
-    return _sum_weighted(factors, y, pairs), rows
+    return _sum_weighted(factors, y, senders, receivers, len(edges.slot_begin)), rows
 
 
 def edge_messages_backward(
@@ -78,11 +78,10 @@ def edge_messages_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute the gradients of tensors and terms of senders, and those of receivers' charges."""
     pairs = _pairs(network, edges)
-    senders, receivers = pairs.atoms, pairs.neighbors  # of the opposite edges
+    receivers, senders = pairs.atoms, pairs.neighbors
     z1 = pairs.radial + terms[0, receivers] + terms[1, senders]
     z2, z3 = _hidden(z1, network)
     values = activate(z3, network.activation)
-    grad_y = _sum_weighted(values * pairs.cutoff, grad, pairs) + direct
 
     grad_factors = dot_parts(grad[:, receivers], y[:, senders]).transpose(0, 1).flatten(1)
     grad_z3 = grad_factors * pairs.cutoff * activate_derivative(z3, network.activation)
@@ -92,11 +91,17 @@ def edge_messages_backward(
     n_charges, is_edge = len(network.charges), pairs.slots >= 0
     found = (grad_factors * values * pairs.cutoff_slope).sum(1) + (grad_z1 * pairs.slope).sum(1)
     by_charge = (grad_z1 @ network.receiver)[:, :n_charges]
-    origin = edges.origin[pairs.slots[is_edge]].long()
-    slope[origin] = found[is_edge] + slope[origin] if accumulate else found[is_edge]
+    opposite = edges.reverse[edges.origin[pairs.slots[is_edge]].long()].long()
+    slope[opposite] = found[is_edge] + slope[opposite] if accumulate else found[is_edge]
     by_edge = grad.new_zeros(len(edges.senders), n_charges)
-    by_edge[origin] = by_charge[is_edge]
-    grad_sent = sum_at_receivers(grad_z1, senders, y.shape[1])
+    by_edge[opposite] = by_charge[is_edge]
+
+    sent = senders.argsort(stable=True)
+    senders, receivers = senders[sent], receivers[sent]
+    grad_sent = sum_at_receivers(grad_z1[sent], senders, y.shape[1])
+    factors = (values * pairs.cutoff)[sent]
+    grad_y = _sum_weighted(factors, grad, receivers, senders, y.shape[1])
+    grad_y[:, : direct.shape[1]] += direct
     return grad_y, grad_sent, by_edge, by_charge[~is_edge]
 
 
@@ -143,11 +148,13 @@ def _hidden(z1: Tensor, network: InteractionNetwork) -> tuple[Tensor, Tensor]:
     return z2, activate(z2, network.activation) @ network.third.T + network.third_bias
 
 
-def _sum_weighted(factors: Tensor, x: Tensor, pairs: _Pairs) -> Tensor:
-    """Sum the tensors [9, N, F] of neighbors, times the factors [E + N, 3 F] of their parts."""
+def _sum_weighted(
+    factors: Tensor, x: Tensor, neighbors: Tensor, atoms: Tensor, n_atoms: int
+) -> Tensor:
+    """Sum the tensors of neighbors, times the factors [E + N, 3 F] of their parts: [9, N, F]."""
     parts = factors.unflatten(1, (3, -1)).unbind(1)
     sums = [
-        sum_at_receivers(parts[k] * component[pairs.neighbors], pairs.atoms, x.shape[1])
+        sum_at_receivers(parts[k] * component[neighbors], atoms, n_atoms)
         for component, k in zip(x, PART_OF_COMPONENT, strict=True)
     ]
     return torch.stack(sums)

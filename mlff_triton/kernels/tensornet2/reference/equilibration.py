@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.kernels.common.reference.tensors import sum_at_receivers
+from mlff_triton.kernels.types.charges import SumParts
 
 EPS = 1e-6
 
@@ -20,11 +21,14 @@ def equilibrate(
     rank: Tensor,
     system_ptr: Tensor,
     charges: Tensor,
+    sum_parts: SumParts | None = None,
 ) -> Tensor:
     """Share the missing charge of each system among its atoms."""
     c, f = predicted.double().tensor_split(2, dim=1)
-    excess = totals[:, None] - _system_sums(c, rank, system_ptr)
-    inverse = 1 / (_system_sums(f * f, rank, system_ptr) + EPS)
+    sums = _system_sums(torch.stack([c, f * f], dim=1), rank, system_ptr)
+    if sum_parts is not None:
+        sums = sum_parts(sums)
+    excess, inverse = totals[:, None] - sums[:, 0], 1 / (sums[:, 1] + EPS)
     charges.copy_(c + f * f * (inverse * excess)[systems.long()])
     return torch.stack([excess, inverse], dim=1)
 
@@ -36,18 +40,21 @@ def equilibrate_backward(
     systems: Tensor,
     rank: Tensor,
     system_ptr: Tensor,
+    sum_parts: SumParts | None = None,
 ) -> Tensor:
     """Compute the gradients [N, 2 Q] of the predictions."""
     f = predicted.double().tensor_split(2, dim=1)[1]
     excess, inverse = shared.unbind(1)
-    grad_excess = _system_sums(grad * f * f, rank, system_ptr) * inverse
-    grad_c = grad - grad_excess[systems.long()]
+    sums = _system_sums(grad * f * f, rank, system_ptr)
+    if sum_parts is not None:
+        sums = sum_parts(sums)
+    grad_c = grad - (sums * inverse)[systems.long()]
     grad_f = 2 * f * (inverse * excess)[systems.long()] * grad_c
     return torch.cat([grad_c, grad_f], dim=1).to(grad.dtype)
 
 
 def _system_sums(x: Tensor, rank: Tensor, system_ptr: Tensor) -> Tensor:
-    """Sum rows [N, Q] over the atoms of each system, in the user's order: [B, Q]."""
+    """Sum rows [N, ...] over the atoms of each system, in the user's order: [B, ...]."""
     lengths = system_ptr.diff().long()
     systems = torch.arange(len(lengths), device=x.device).repeat_interleave(lengths)
     return sum_at_receivers(x[rank.long()], systems, len(lengths))

@@ -12,7 +12,7 @@ from mlff_triton.kernels.common.reference.tensors import compose, decompose, inv
 
 def normalized_product(y: Tensor, message: Tensor, group: str) -> Tensor:
     """Multiply tensors with messages, both [9, N, F], and normalize the products."""
-    a, b = compose(y), compose(message)
+    a, b = compose(y[:, : message.shape[1]]), compose(message)
     full = matmul(a, b) + matmul(b, a) if group == "O(3)" else 2 * matmul(a, b)
     product = decompose(full)
     return product * inverse_norm(product)
