@@ -4,16 +4,22 @@ It extends `mlff_triton.engine.step` by the operators in `ChargedOperators`. Cha
 from tensors before their normalization, and equilibrated over each system. They enter the messages
 of the next layer and, with those after the last layer, the Coulomb energy. In the backward pass,
 the gradients of the charges of a layer join those of its tensors.
+
+Parts of a system compute their own atoms only. They exchange tensors and charges of senders, give
+gradients that they find for these back to their owners, and sum charges over all parts.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from mlff_triton.engine.charge_parameters import ChargeParameters
 from mlff_triton.engine.parameters import Parameters
+from mlff_triton.engine.part import Exchange, total
 from mlff_triton.engine.step import (
     ChargedAtoms,
     Outputs,
@@ -21,12 +27,13 @@ from mlff_triton.engine.step import (
     embed,
     embedding_gradients,
     forces_and_sums,
+    part_forces_and_sums,
     read_out,
 )
 from mlff_triton.engine.totals import Totals
 from mlff_triton.kernels.tensornet.protocol import StepOperators
 from mlff_triton.kernels.tensornet2.protocol import ChargedOperators
-from mlff_triton.kernels.types.charges import AtomOrder, CoulombSums
+from mlff_triton.kernels.types.charges import AtomOrder, CoulombSums, SumParts
 from mlff_triton.kernels.types.edge_rows import EdgeRows
 from mlff_triton.kernels.types.edges import Edges
 
@@ -77,7 +84,48 @@ def evaluate_charged_step(
     assert p.charges is not None
     assert systems.charged is not None
     step = _Step(ops, p, p.charges, systems, systems.charged, geometry)
-    return step.evaluate(status)
+    energies, edge_grad, coulomb = step.evaluate()
+    given = ops.network, p, systems, geometry.near, energies, edge_grad
+    forces, atoms = forces_and_sums(*given, None if coulomb is None else coulomb[2:])
+    totals = ops.network.totals(atoms, status, systems.system_ptr)
+    return Outputs(Totals(totals), forces, atoms, None if coulomb is None else coulomb.charges)
+
+
+def evaluate_charged_part(
+    ops: Operators, p: Parameters, systems: Systems, geometry: Geometry, exchange: Exchange
+) -> tuple[Tensor, Tensor]:
+    """Compute the energies of own atoms, and forces on all atoms that come from them.
+
+    Parameters
+    ----------
+    ops, p
+        Same as for `evaluate_charged_step`.
+    systems : Systems
+        Own atoms and ghosts, but ``system_ptr`` and ``charged`` are those of own atoms. The energy
+        offsets of ghosts must be 0.
+    geometry : Geometry
+        Positions and edges of all of them. Senders are rows of the exchange.
+    exchange : Exchange
+        Exchange with other parts, which all compute their steps at the same time.
+
+    Returns
+    -------
+    float64 [N, 3], float64 [7, N]
+        Same as `Outputs.forces` and `Outputs.atoms`.
+    """
+    assert p.charges is not None
+    assert systems.charged is not None
+    near, far, n_own = geometry.near, geometry.far, len(systems.charged.rank)
+    itself = torch.arange(len(near.senders), dtype=torch.int32, device=near.senders.device)
+    own = Geometry(
+        geometry.positions[:n_own],
+        near.of_first(n_own)._replace(reverse=itself),  # opposite edges are those of other parts
+        None if far is None else far.of_first(n_own),
+    )
+    step = _Step(ops, p, p.charges, systems, systems.charged, own, exchange)
+    energies, edge_grad, coulomb = step.evaluate()
+    given = ops.network, p, systems, near, energies, edge_grad
+    return part_forces_and_sums(*given, None if coulomb is None else coulomb[2:])
 
 
 class _Charges(NamedTuple):
@@ -111,9 +159,10 @@ class _Step(NamedTuple):
     systems: Systems
     charged: ChargedAtoms
     geometry: Geometry
+    exchange: Exchange | None = None
 
-    def evaluate(self, status: Tensor) -> Outputs:
-        """Compute all results."""
+    def evaluate(self) -> tuple[Tensor, Tensor, CoulombSums | None]:
+        """Compute the network's energies [N], gradients [3, slots] and the Coulomb energy."""
         ops, p, edges = self.ops.network, self.p, self.geometry.near
         embedded, x, inverse = embed(ops, p, self.systems, edges)
         x, kept, charges, every = self._pass_layers(x, inverse)
@@ -149,14 +198,7 @@ class _Step(NamedTuple):
             grad_x, embedded.mapped, embedded.scales, p.config.activation
         )
         edge_grad = embedding_gradients(ops, p, self.systems, edges, embedded, grads, slope)
-        given = ops, p, self.systems, edges, energies, edge_grad
-        if coulomb is None:
-            forces, atoms = forces_and_sums(*given)
-        else:
-            forces, atoms = forces_and_sums(*given, (coulomb.forces, coulomb.atoms))
-        totals = ops.totals(atoms, status, self.systems.system_ptr)
-        mean = None if coulomb is None else coulomb.charges
-        return Outputs(Totals(totals), forces, atoms, mean)
+        return energies, edge_grad, coulomb
 
     def _pass_layers(
         self, x: Tensor, inverse: Tensor
@@ -173,8 +215,8 @@ class _Step(NamedTuple):
         for k, (map_in, map_out) in enumerate(self.p.layers):
             network = self.c.interactions[k]
             charges.append(self._predict(k, x, inverse, of_layers[k]))
-            terms = charge_ops.charge_terms(charges[-1].values, network)
-            y = ops.linear(x, map_in.forward)
+            terms = charge_ops.charge_terms(self._extend(charges[-1].values[None])[0], network)
+            y = self._extend(ops.linear(x, map_in.forward))
             message, rows = charge_ops.edge_messages(y, terms, network, edges, found)
             product = charge_ops.normalized_product(y, message, self.p.config.group)
             is_last = k + 1 == len(self.p.layers)
@@ -190,9 +232,8 @@ class _Step(NamedTuple):
         """Predict charges of tensors, which were normalized if ``inverse`` is given."""
         ops, atoms = self.ops.charges, self.charged
         predicted, z1, z2 = ops.predict_charges(x, inverse, self.c.predictions[k])
-        shared = ops.equilibrate(
-            predicted, atoms.total, atoms.system, atoms.rank, self.systems.system_ptr, values
-        )
+        systems = atoms.system, atoms.rank, self.systems.system_ptr
+        shared = ops.equilibrate(predicted, atoms.total, *systems, values, self._sum_parts)
         return _Charges(values, predicted, z1, z2, shared)
 
     def _charge_gradients(
@@ -201,9 +242,8 @@ class _Step(NamedTuple):
         """Propagate gradients [N, Q] of charges back to the invariants of tensors."""
         ops, atoms = self.ops.charges, self.charged
         kept = charges.predicted, charges.shared
-        grad = ops.equilibrate_backward(
-            grad, *kept, atoms.system, atoms.rank, self.systems.system_ptr
-        )
+        systems = atoms.system, atoms.rank, self.systems.system_ptr
+        grad = ops.equilibrate_backward(grad, *kept, *systems, self._sum_parts)
         network = self.c.predictions[k]
         return ops.predict_charges_backward(grad, x, inverse, network, charges.z1, charges.z2)
 
@@ -251,6 +291,9 @@ class _Step(NamedTuple):
         grad_y, grad_sent, by_edge, by_atom = charge_ops.edge_messages_backward(
             *given, slope, accumulate
         )
+        if self.exchange is not None:
+            grad_y = self.exchange.reduce(grad_y)
+            grad_sent = self.exchange.reduce(grad_sent[None])[0]
         grad_charges = charge_ops.charge_gradients(
             grad_sent, by_edge, by_atom, network, edges, by_charge
         )
@@ -264,8 +307,32 @@ class _Step(NamedTuple):
         if weights is None:
             return None
         given = charges, weights.energy, weights.mean
+        if edges is None and self.exchange is not None:
+            return self._interact_with_all(self.exchange, *given)
         if edges is None:
             order = AtomOrder(self.charged.rank, self.systems.system_ptr, self.charged.largest)
             return ops.coulomb_pairs(self.geometry.positions, *given, order)
         assert weights.field is not None
-        return ops.coulomb_edges(*given, edges, weights.field, self.systems.order)
+        extended = self._extend(charges[None])[0]
+        return ops.coulomb_edges(extended, *given[1:], edges, weights.field, self.systems.order)
+
+    def _interact_with_all(
+        self, exchange: Exchange, charges: Tensor, weights: Tensor, mean_weights: Tensor
+    ) -> CoulombSums:
+        """Compute the Coulomb energy of own atoms with those of all parts."""
+        found = exchange.gather(charges)
+        positions, every = torch.cat(exchange.gather(self.geometry.positions)), torch.cat(found)
+        first = sum(len(each) for each in found[: exchange.index])
+        rank = torch.arange(len(every), dtype=torch.int32, device=every.device)
+        ptr = torch.tensor([0, len(every)], dtype=torch.int32, device=every.device)
+        order = AtomOrder(rank, ptr, len(every), slice(first, first + len(charges)))
+        return self.ops.charges.coulomb_pairs(positions, every, weights, mean_weights, order)
+
+    def _extend(self, own: Tensor) -> Tensor:
+        """Append tensors [K, n, F] of senders that are atoms of other parts."""
+        return own if self.exchange is None else self.exchange.extend(own)
+
+    @property
+    def _sum_parts(self) -> SumParts | None:
+        """Function that sums values over all parts, if this is one."""
+        return None if self.exchange is None else partial(total, self.exchange)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from mlff_triton.engine.batch import Batch
-from mlff_triton.engine.cpu_state import CpuModel
+from mlff_triton.engine.charged_step import evaluate_charged_part
+from mlff_triton.engine.cpu_state import CpuModel, geometry_of
 from mlff_triton.engine.host_part import HostPart, systems_of_part
 from mlff_triton.engine.part import OwnImages, PartAtoms
 from mlff_triton.engine.step import evaluate_part
@@ -65,9 +66,17 @@ class CpuPart(HostPart):
 
     @own_threads()
     def _compute(self, positions: FloatArray) -> tuple[Tensor, Tensor]:
-        ops, p = self._model.operators.network, self._model.parameters
-        edges = self._neighbors.update(self._batch.with_positions(positions))
+        ops, p = self._model.operators, self._model.parameters
+        batch = self._batch.with_positions(positions)
+        edges = self._neighbors.update(batch)
         exchange, n_own = self._atoms.exchange, self._atoms.n_own
+        if p.charges is not None:
+            assert exchange is not None
+            geometry = geometry_of(p.charges, self._neighbors, batch, edges)
+            rename_senders(edges, self._rows)
+            if geometry.near is not edges:
+                rename_senders(geometry.near, self._rows)
+            return evaluate_charged_part(ops, p, self._systems, geometry, exchange)
         if exchange is None:
             order, rows = shells(edges, n_own, len(p.layers))
             systems, extend = self._sorted_systems, None
@@ -76,5 +85,6 @@ class CpuPart(HostPart):
         else:
             rows, systems, extend = [n_own] * (len(p.layers) + 1), self._systems, exchange.extend
             rename_senders(edges, self._rows)
-        outputs = evaluate_part(ops, p, systems, edges, self._status, rows, extend)
+        given = ops.network, p, systems, edges, self._status
+        outputs = evaluate_part(*given, rows, extend)
         return outputs.forces, outputs.atoms

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from mlff_triton.engine.batch import Batch
+from mlff_triton.engine.charge_parameters import ChargeParameters
 from mlff_triton.engine.charged_step import Geometry, Operators, evaluate_charged_step
 from mlff_triton.engine.cpu_neighbors import CpuNeighbors
 from mlff_triton.engine.parameters import Parameters
@@ -100,10 +101,7 @@ class CpuState:
         edges = self.neighbors.update(batch)
         if p.charges is None:
             return self._evaluate_local(edges)
-        near, far = edges, edges if p.charges.is_truncated else None
-        if p.charges.network_cutoff < p.cutoff:
-            near = self.neighbors.within(p.charges.network_cutoff, batch)
-        geometry = Geometry(torch.from_numpy(batch.positions), near, far)
+        geometry = geometry_of(p.charges, self.neighbors, batch, edges)
         return evaluate_charged_step(ops, p, self._systems, geometry, self._status)
 
     def _evaluate_local(self, edges: Edges) -> Outputs:
@@ -129,3 +127,13 @@ class CpuState:
             self._systems = Systems.of(p, *map(torch.from_numpy, atoms))
             self._status = torch.zeros(len(batch.numbers), dtype=torch.int32)
         self._batch = batch
+
+
+def geometry_of(
+    charges: ChargeParameters, neighbors: CpuNeighbors, batch: Batch, edges: Edges
+) -> Geometry:
+    """Return what a step of a TensorNet2 takes, given the edges of a batch that were updated."""
+    near, far = edges, edges if charges.is_truncated else None
+    if charges.network_cutoff < charges.list_cutoff:
+        near = neighbors.within(charges.network_cutoff, batch)
+    return Geometry(torch.from_numpy(batch.positions), near, far)

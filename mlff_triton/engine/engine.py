@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from mlff_triton.kernels.common.compilers import start_early
 from mlff_triton.model.known_domain import domain_of
 from mlff_triton.model.prediction import Ensemble, Prediction, check_neutral, members_of
 from mlff_triton.model.tensornet import TensorNet
-from mlff_triton.neighbors.box import FloatArray
+from mlff_triton.neighbors.box import Box, FloatArray
 from mlff_triton.neighbors.verlet_list import CPU_SKIN, HOST_SKIN, check_skin
 
 PRECISIONS = ("exact", "tf32")
@@ -330,21 +331,36 @@ class Engine:
         InputError
             If the charge is invalid.
         BackendError
-            If each atom depends on all others of its system, as in a TensorNet2.
+            If each atom depends on all others of its system, as in a TensorNet2, and the backend
+            has no steps with an exchange.
         """
-        if not self.is_local:
-            raise BackendError(
-                "systems of this model cannot be divided, as charges are not local: each depends "
-                "on all atoms; use ASE, OpenMM or TorchSim"
-            )
         total = check_charge(charge)
         check_neutral(self.uses_charge, total)
-        reach = max(steps.reach for steps in self._steps)
+        reach = max(steps.reach for steps in self._steps) if self.is_local else math.inf
         shorter = [steps.exchange_reach for steps in self._steps]
         with_exchange = max((d for d in shorter if d is not None), default=None)
+        if not self.is_local and with_exchange is None:
+            raise BackendError(
+                "charges of this model are not local: each depends on all atoms, so parts must "
+                'exchange them: use device="cpu" with backend="cpu" or "torch"'
+            )
         with self._call():
             members = [steps.part(float(total[0])) for steps in self._steps]
         return SystemPart(reach, with_exchange, members, self._call, units)
+
+    def check_box(self, cell: ArrayLike | None, pbc: ArrayLike) -> None:
+        """Raise `InputError` if the energy of a model with charges is not defined in a box.
+
+        `part` does not know of the box. Other methods check it themselves.
+
+        Parameters
+        ----------
+        cell, pbc
+            Same as for `compute`.
+        """
+        box = Box.of(cell, pbc)
+        for member in self._members:
+            member.check_box(box)
 
     def dynamics(
         self, batch: Batch, masses: ArrayLike, limits: FloatArray | None = None

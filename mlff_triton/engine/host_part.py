@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from mlff_triton.engine.batch import to_tensor
+from mlff_triton.engine.charged_step import Geometry, Operators, evaluate_charged_part
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.part import PartAtoms, PartPrediction, virials_of
-from mlff_triton.engine.step import Systems, evaluate_part
-from mlff_triton.kernels.tensornet.protocol import StepOperators
+from mlff_triton.engine.step import ChargedAtoms, Systems, evaluate_part
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.box import FloatArray
@@ -83,12 +83,11 @@ class ListPart(HostPart):
 
     def _evaluate(self, positions: FloatArray) -> tuple[Tensor, Tensor]:
         graph = self._list.update(positions, None, False)
-        vectors = graph.vectors(torch.from_numpy(positions), None, None)
-        return self._compute(graph.to(self.device), vectors.to(self.device))
+        return self._compute(graph.to(self.device), torch.from_numpy(positions).to(self.device))
 
     @abstractmethod
-    def _compute(self, graph: Graph, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the results of `HostPart._evaluate`, given a graph and its edge vectors."""
+    def _compute(self, graph: Graph, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the results of `HostPart._evaluate`, given a graph and positions [N, 3]."""
 
 
 class ExactPart(ListPart):
@@ -111,8 +110,9 @@ class ExactPart(ListPart):
         self._model.species(self._numbers)
         self._charges = self._charge.expand(len(self._numbers))
 
-    def _compute(self, graph: Graph, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        n_own, given = self._atoms.n_own, vectors.to(self._model.dtype).detach().requires_grad_()
+    def _compute(self, graph: Graph, positions: Tensor) -> tuple[Tensor, Tensor]:
+        n_own, vectors = self._atoms.n_own, graph.vectors(positions, None, None)
+        given = vectors.to(self._model.dtype).detach().requires_grad_()
         with torch.enable_grad():
             energies = self._model(self._numbers, given, graph, self._charges)[:n_own]
             gradient = torch.autograd.grad(energies.sum(), given)[0].double()
@@ -133,7 +133,7 @@ class SequencePart(ListPart):
 
     Parameters
     ----------
-    operators : StepOperators
+    operators : Operators
         Plain PyTorch, on any device.
     parameters : Parameters
         The model, on the device.
@@ -145,7 +145,7 @@ class SequencePart(ListPart):
 
     def __init__(
         self,
-        operators: StepOperators,
+        operators: Operators,
         parameters: Parameters,
         cutoff: float,
         skin: float,
@@ -163,11 +163,17 @@ class SequencePart(ListPart):
         self._systems = systems_of_part(self._parameters, self._atoms, self._charge)
         self._rows = to_tensor(self._atoms.rows, self.device)
 
-    def _compute(self, graph: Graph, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    def _compute(self, graph: Graph, positions: Tensor) -> tuple[Tensor, Tensor]:
         p, systems, n_own = self._parameters, self._systems, self._atoms.n_own
-        edges = Edges.of_graph(graph.row_ptr, graph.senders, graph.reverse, vectors, p.tables.knots)
+        vectors = graph.vectors(positions, None, None)
+        edges, exchange = self._edges(graph, vectors), self._atoms.exchange
+        if p.charges is not None:
+            assert exchange is not None
+            near = self._edges(*within(p.charges.network_cutoff, graph, vectors))
+            geometry = Geometry(positions, near, edges if p.charges.is_truncated else None)
+            return evaluate_charged_part(self._operators, p, systems, geometry, exchange)
         status = torch.zeros(graph.n_atoms, dtype=torch.int32, device=self.device)
-        exchange, rows, extend = self._atoms.exchange, [n_own] * (len(p.layers) + 1), None
+        rows, extend = [n_own] * (len(p.layers) + 1), None
         if exchange is None:
             order, rows = shells(graph, n_own, len(p.layers))
             systems = self._systems.clone()
@@ -175,17 +181,27 @@ class SequencePart(ListPart):
             edges = _sorted(edges, order)
         else:
             extend = exchange.extend
-            edges = edges._replace(senders=self._rows[edges.senders])
-        given = self._operators, p, systems, edges.to(self._dtype), status
+        given = self._operators.network, p, systems, edges, status
         outputs = evaluate_part(*given, rows, extend)
         return outputs.forces, outputs.atoms
+
+    def _edges(self, graph: Graph, vectors: Tensor) -> Edges:
+        """Return the edges of a graph, whose senders are rows of the exchange, if there is one."""
+        lists = graph.row_ptr, self._rows[graph.senders], graph.reverse
+        return Edges.of_graph(*lists, vectors, self._parameters.tables.knots).to(self._dtype)
+
+
+def within(cutoff: float, graph: Graph, vectors: Tensor) -> tuple[Graph, Tensor]:
+    """Drop the edges beyond a cutoff in Å."""
+    near = torch.linalg.vector_norm(vectors, dim=1) < cutoff
+    return graph.select(near), vectors[near]
 
 
 def systems_of_part(p: Parameters, atoms: PartAtoms, charge: Tensor) -> Systems:
     """Return the atoms of a part as a step takes them; only own atoms have offsets.
 
-    Species are those of the rows of an exchange. The total charge of the whole system, float64 [1],
-    is on the device.
+    With an exchange, species are those of its rows, and facts about charges are those of own atoms.
+    The total charge of the whole system, float64 [1], is on the device.
     """
     device = charge.device
     systems = Systems.of(
@@ -196,7 +212,11 @@ def systems_of_part(p: Parameters, atoms: PartAtoms, charge: Tensor) -> Systems:
         torch.tensor([atoms.n_total], device=device),
     )
     systems.offsets[atoms.n_own :] = 0
-    return replace(systems, species=p.species(to_tensor(atoms.row_numbers, device)))
+    systems = replace(systems, species=p.species(to_tensor(atoms.row_numbers, device)))
+    if systems.charged is None:
+        return systems
+    own = torch.tensor([0, atoms.n_own], dtype=torch.int32, device=device)
+    return replace(systems, system_ptr=own, charged=ChargedAtoms.of(charge, own))
 
 
 def shells(graph: Graph, n_own: int, n_layers: int) -> tuple[Tensor, list[int]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mlff_triton.engine.batch import Batch, IntArray, as_array, to_tensor
 from mlff_triton.engine.charged_step import Geometry, Operators, evaluate_charged_step
-from mlff_triton.engine.host_part import ExactPart, SequencePart
+from mlff_triton.engine.host_part import ExactPart, SequencePart, within
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.part import reach
 from mlff_triton.engine.step import Systems, evaluate_step
@@ -192,7 +192,7 @@ class SequenceSteps(ListSteps):
         """Return the steps of a part of a system with a total charge in elementary charges."""
         cutoff, skin = self._list.cutoff, self._list.skin
         given = cutoff, skin, charge, self.device
-        return SequencePart(self.operators.network, self.parameters, *given, self.dtype)
+        return SequencePart(self.operators, self.parameters, *given, self.dtype)
 
     def evaluate(self, batch: Batch) -> Prediction:
         """Compute energies, forces and virials of a batch; return them on the CPU."""
@@ -216,7 +216,7 @@ class SequenceSteps(ListSteps):
                 self.operators.network, p, systems, self._edges(graph, vectors), status
             )
         else:
-            near = self._edges(*_within(p.charges.network_cutoff, graph, vectors))
+            near = self._edges(*within(p.charges.network_cutoff, graph, vectors))
             far = self._edges(graph, vectors) if p.charges.is_truncated else None
             geometry = Geometry(positions, near, far)
             outputs = evaluate_charged_step(self.operators, p, systems, geometry, status)
@@ -226,9 +226,3 @@ class SequenceSteps(ListSteps):
         """Return the edges of a graph as the operators read them."""
         lists = graph.row_ptr, graph.senders, graph.reverse
         return Edges.of_graph(*lists, vectors, self.parameters.tables.knots).to(self.dtype)
-
-
-def _within(cutoff: float, graph: Graph, vectors: Tensor) -> tuple[Graph, Tensor]:
-    """Drop the edges beyond a cutoff."""
-    near = torch.linalg.vector_norm(vectors, dim=1) < cutoff
-    return graph.select(near), vectors[near]

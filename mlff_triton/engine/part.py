@@ -8,9 +8,11 @@ has no cell.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
@@ -58,13 +60,50 @@ class Exchange(Protocol):
 
         Parameters
         ----------
-        own : [9, n_own, F]
+        own : [K, n_own, F]
             Tensors of own atoms.
 
         Returns
         -------
-        [9, n_rows, F]
+        [K, n_rows, F]
         """
+
+    def reduce(self, rows: Tensor) -> Tensor:
+        """Add what all parts found for each atom: the adjoint of `extend`, called like it.
+
+        Sums have a fixed order, so they are reproducible.
+
+        Parameters
+        ----------
+        rows : [K, n_rows, F]
+            Gradients of own atoms and of those of other parts; may be overwritten.
+
+        Returns
+        -------
+        [K, n_own, F]
+            Gradients of own atoms.
+        """
+
+    def gather(self, own: Tensor) -> list[Tensor]:
+        """Return the tensors of all parts that have atoms, in the same order on all of them.
+
+        These parts call it equally often, and wait for one another. Only models with charges need
+        it.
+
+        Parameters
+        ----------
+        own : [n, ...]
+            Any tensor; others may have another n.
+        """
+
+    @property
+    def index(self) -> int:
+        """Position of this part among those whose tensors `gather` returns."""
+
+
+def total(exchange: Exchange, values: Tensor) -> Tensor:
+    """Sum the values of all parts that have atoms; all of them get the same bits."""
+    return reduce(torch.add, exchange.gather(values))
 
 
 @dataclass(frozen=True)
@@ -74,9 +113,19 @@ class OwnImages:
     rows: NDArray[np.int32]
     n_rows: int
 
+    index = 0
+
     def extend(self, own: Tensor) -> Tensor:
         """Return the same tensors; see `Exchange.extend`."""
         return own
+
+    def reduce(self, rows: Tensor) -> Tensor:
+        """Return the same gradients; see `Exchange.reduce`."""
+        return rows
+
+    def gather(self, own: Tensor) -> list[Tensor]:
+        """Return the only tensor; see `Exchange.gather`."""
+        return [own]
 
 
 @dataclass(frozen=True)

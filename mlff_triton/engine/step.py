@@ -293,16 +293,36 @@ def evaluate_part(
         Appends tensors of other senders to those of the ``rows[0]`` own atoms. Then these are the
         only ones computed, and all ``rows`` are equal.
     """
-    own, edge_grad = energies_and_edge_gradients(ops, p, systems, edges, rows, extend)
-    energies = systems.offsets.clone()
-    energies[: rows[0]] += own
-    for nuclei in p.nuclei:
-        near = edges.of_first(rows[0])
-        energies[: rows[0]] += ops.repulsion(edge_grad, systems.species, nuclei, near)
-    nothing = own.new_zeros(len(energies))
-    forces, atoms = ops.forces(edge_grad, edges, nothing, energies, systems.order, True)
+    found = energies_and_edge_gradients(ops, p, systems, edges, rows, extend)
+    forces, atoms = part_forces_and_sums(ops, p, systems, edges, *found)
     totals = ops.totals(atoms, status, systems.system_ptr)
     return Outputs(Totals(totals), forces, atoms)
+
+
+def part_forces_and_sums(
+    ops: StepOperators,
+    p: Parameters,
+    systems: Systems,
+    edges: Edges,
+    own: Tensor,
+    edge_grad: Tensor,
+    others: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the same as `forces_and_sums` for a part, given the energies of its own atoms.
+
+    Results of another energy are those of own atoms, too.
+    """
+    n_own, energies = len(own), systems.offsets.clone()
+    energies[:n_own] += own
+    for nuclei in p.nuclei:
+        near = edges.of_first(n_own)
+        energies[:n_own] += ops.repulsion(edge_grad, systems.species, nuclei, near)
+    nothing = own.new_zeros(len(energies))
+    forces, atoms = ops.forces(edge_grad, edges, nothing, energies, systems.order, True)
+    if others is not None:
+        forces[:n_own] += others[0]
+        atoms[:, :n_own] += others[1]
+    return forces, atoms
 
 
 class Embedded(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import reduce
@@ -38,10 +39,11 @@ class SystemPart:
     ----------
     reach : float
         Distance up to which all atoms around own atoms must be given as ghosts, in the program's
-        unit of length: ``(layers + 1) * cutoff``. More ghosts do no harm.
+        unit of length: ``(layers + 1) * cutoff``, or infinity for a model with charges, which needs
+        an exchange. More ghosts do no harm.
     exchange_reach : float or None
-        The same with an exchange: one cutoff. None if the backend, "triton", "triton-graph" or
-        "exact", has no steps with an exchange.
+        The same with an exchange: one cutoff, or that of the Coulomb energy if it is longer. None
+        if the backend, "triton", "triton-graph" or "exact", has no steps with an exchange.
 
     Examples
     --------
@@ -95,13 +97,18 @@ class SystemPart:
         UnknownElementError
             If the model was not made for an element.
         BackendError
-            If the backend has no steps with an exchange, or the GPU has too little memory. The
-            message says how much is needed.
+            If the backend has no steps with an exchange, a model with charges has none, or the GPU
+            has too little memory. The message says how much is needed.
         """
         if exchange is not None and self.exchange_reach is None:
             raise BackendError(
                 'parts of this backend compute their ghosts: use backend="cpu" or "torch" with an '
                 "exchange"
+            )
+        if exchange is None and n_own and math.isinf(self.reach):
+            raise BackendError(
+                "charges of this model are not local: each depends on all atoms, so give set_atoms "
+                "an exchange with the other parts"
             )
         atoms = PartAtoms.of(numbers, n_own, n_total, exchange)
         with self._call():

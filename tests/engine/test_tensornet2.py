@@ -154,6 +154,9 @@ def test_queued_tensors_have_charges():
     assert_same(found, evaluate(charged_model(), atoms, charge=[2.0]))
 
 
-def test_systems_are_not_divided():
-    with pytest.raises(BackendError, match="charges are not local"):
-        Engine(charged_model(), "cpu").part()
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["triton", "triton-graph"])
+def test_systems_are_not_divided_on_gpus(backend):
+    engine = Engine(charged_model(hidden_channels=32), "cuda", backend=backend)
+    with pytest.raises(BackendError, match=r'not local: .* with backend="cpu" or "torch"'):
+        engine.part()

@@ -41,7 +41,7 @@ from mlff_triton.calculators.lammps.settings import (
 from mlff_triton.calculators.lammps.whole import WholeSystem
 from mlff_triton.engine.batch import Batch, IntArray
 from mlff_triton.engine.engine import Engine
-from mlff_triton.engine.part import PartPrediction
+from mlff_triton.engine.part import OwnImages, PartPrediction
 from mlff_triton.errors import DeviceMemoryError, InputError, SimulationError
 from mlff_triton.model.known_domain import UnknownChemistryWarning
 from mlff_triton.model.prediction import Ensemble
@@ -169,8 +169,8 @@ def couple(
 
 
 def is_best(engine: Engine, n_ranks: int) -> bool:
-    """Return False for the exact module on several ranks, which computes all ghosts in full."""
-    return n_ranks == 1 or engine.backend != "exact" or not engine.is_local
+    """Return False for the exact module where it computes all ghosts in full, or cannot."""
+    return engine.backend != "exact" or (n_ranks == 1 and engine.is_local)
 
 
 class Coupling:
@@ -213,10 +213,11 @@ class Coupling:
         self._charge = charge
         self._skin = skin
         part, kinds = engine.part(charge, find_units(lmp)), numbers[1:]
-        part.set_atoms(kinds, len(kinds), len(kinds))  # raises for unknown elements
+        self._exchanges = part.exchange_reach is not None
+        no_ghosts = OwnImages(np.zeros(0, dtype=np.int32), len(kinds)) if self._exchanges else None
+        part.set_atoms(kinds, len(kinds), len(kinds), no_ghosts)  # raises for unknown elements
         self._is_alone = comm.size == 1
         self._part = WholeSystem(lmp, engine, part, charge) if self._is_alone else part
-        self._exchanges = part.exchange_reach is not None
         self._reach = part.reach if part.exchange_reach is None else part.exchange_reach
         self._tags: NDArray[Any] = np.array([-1])  # differs from all atoms, even from none
         self._types: NDArray[Any] = np.zeros(0, dtype=np.int32)
@@ -302,6 +303,8 @@ class Coupling:
         if self.should_stop():
             raise KeyboardInterrupt
         self._check(step, n_own)
+        if not self.engine.is_local:
+            self.engine.check_box(*find_box(self._lmp))
         has_changed = self._update(n_own)
         if uses_ghosts:
             self._check_motion()
