@@ -21,7 +21,7 @@ from mlff_triton.errors import (
     OverlappingAtomsError,
 )
 from mlff_triton.model.tensornet import TensorNet
-from tests.calculators.lammps.systems import TYPES, small_model, start, water
+from tests.calculators.lammps.systems import TYPES, charged, small_model, start, water
 
 LAST = MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1
 
@@ -47,7 +47,8 @@ def main(when: str) -> None:
     elif when == "model":
         model.std *= 1.5 if LAST else 1.0
         couple_or_write(lmp, model)
-    coupling = couple(lmp, small_model(), TYPES, device="cpu")
+    final = charged() if when == "sum" else small_model()
+    coupling = couple(lmp, final, TYPES, device="cpu")
     lmp.commands_list(["fix move all nve", "timestep 0.0005", "run 3"])
     if LAST and when == "step":
         coupling._part.step = mock.Mock(side_effect=OverlappingAtomsError("atoms coincide"))
@@ -58,6 +59,9 @@ def main(when: str) -> None:
     elif LAST and when == "exchange":
         assert coupling._exchange is not None
         coupling._exchange.extend = mock.Mock(side_effect=DeviceMemoryError("no memory"))
+    elif LAST and when == "sum":  # while others wait for it
+        assert coupling._exchange is not None
+        coupling._exchange.gather = mock.Mock(side_effect=DeviceMemoryError("no memory"))
     elif LAST and when == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     lmp.command("run 100000")

@@ -17,7 +17,10 @@ from ase.build import molecule
 
 import mlff_triton
 from mlff_triton import Engine
+from mlff_triton.model.config import ZBLConfig
 from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.model.tensornet2 import TensorNet2
+from tests.support.charged import charged_model
 from tests.support.tensornets import model_of
 
 ROOT = Path(mlff_triton.__file__).parents[1]
@@ -46,6 +49,14 @@ def small_model(channels: int = 8, **changes: Any) -> TensorNet:
             weight.data += 0.3 * torch.randn_like(weight)
     model.std.fill_(0.02 * (8 / channels) ** 3)  # for forces that are no more than strong
     model.mean.fill_(3.5)
+    return model
+
+
+def charged(coulomb_cutoff: float | None = 4.0) -> TensorNet2:
+    """Return a random model with charges, whose Coulomb energy has a longer cutoff, or none."""
+    zbl = ZBLConfig(1.5, 14.4)  # atoms must not meet
+    model = charged_model(num_layers=2, cutoff_upper=3.0, coulomb_cutoff=coulomb_cutoff, zbl=zbl)
+    model.std.fill_(0.5)  # for forces that are no more than strong
     return model
 
 
@@ -117,11 +128,16 @@ def single_point(lmp: Any) -> dict[str, np.ndarray]:
 
 
 def of_engine(
-    model: TensorNet, atoms: Atoms, dtype: str = "float64", backend: str = "exact"
+    model: TensorNet,
+    atoms: Atoms,
+    dtype: str = "float64",
+    backend: str = "exact",
+    charge: int = 0,
 ) -> dict[str, np.ndarray]:
     """Return the same of the whole system in one process."""
     engine = Engine(model, "cpu", dtype, backend)
-    found = engine.compute(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
+    box = atoms.cell.array, atoms.pbc
+    found = engine.compute(atoms.numbers, atoms.positions, *box, charge=charge)
     virial = found.virial[0].double().numpy()[ORDER]
     return {
         "energy": found.energy[0].numpy(),

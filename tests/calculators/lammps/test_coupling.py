@@ -301,6 +301,7 @@ def test_masses_that_are_missing_are_those_of_elements() -> None:
     assert [lmp.extract_atom("mass")[k] for k in (1, 2)] == [2.014, pytest.approx(15.999)]
 
 
+EXACT = {"backend": "exact"}
 BAD_INPUT: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "too few elements": (InputError, "2 atom types, but 1 elements", {"elements": ["H"]}),
     "no elements": (InputError, "0 elements were given .none", {"elements": []}),
@@ -311,7 +312,7 @@ BAD_INPUT: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "charge": (InputError, "charge", {"charge": 0.5}),
     "backend": (BackendError, "triton", {"backend": "triton"}),
     "dtype": (InputError, "dtype", {"dtype": "float16"}),
-    "charges": (BackendError, "charges are not local", {"model": charged_model()}),
+    "charges": (BackendError, "charges .* not local", {"model": charged_model(), **EXACT}),
     "model": (CheckpointError, "nothing.ckpt", {"model": "nothing.ckpt"}),
 }
 
@@ -430,6 +431,8 @@ def test_ghosts_are_not_computed_in_full_by_default() -> None:
         engine = Engine(MODEL, "cpu", "float64", backend)
         assert is_best(engine, 1)
         assert is_best(engine, 2) == (backend != "exact")
+        engine = Engine(charged_model(), "cpu", "float64", backend)
+        assert is_best(engine, 1) == (backend != "exact")
 
 
 def test_the_engine_is_that_of_the_options() -> None:

@@ -198,6 +198,7 @@ def test_variables_need_a_value(capfd: pytest.CaptureFixture[str]) -> None:
     [
         ("step", "atoms coincide"),
         ("exchange", "rank 1: no memory"),
+        ("sum", "rank 1: no memory"),
         ("pass on", "a bug"),
         ("exit", "gone"),
     ],

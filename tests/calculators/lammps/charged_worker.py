@@ -1,0 +1,102 @@
+"""Runs of LAMMPS with a TensorNet2 on all ranks of mpiexec, whose results `test_charged` compares.
+
+``python -m tests.calculators.lammps.charged_worker OUT.npz BACKEND``
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from ase import Atoms
+from mpi4py import MPI
+
+from mlff_triton.calculators.lammps import couple
+from tests.calculators.lammps.systems import (
+    OUTPUT,
+    TYPES,
+    charged,
+    gathered,
+    single_point,
+    start,
+    water,
+)
+
+WORLD = MPI.COMM_WORLD
+CHARGE = 1
+
+
+def droplets(*, periodic: bool) -> Atoms:
+    """Return molecules near both ends of a long box, without any in between."""
+    one, other = water((2, 2, 1)), water((1, 2, 1))
+    other.positions += [32, 0, 0]
+    both = one + other
+    both.set_cell([40, 30, 30])
+    both.pbc = periodic
+    return both
+
+
+def structures() -> dict[str, tuple[Atoms, float | None]]:
+    """Return boxes, and the Coulomb cutoff of the model for each, in Å."""
+    return {
+        "orthogonal": (water(), 4.0),
+        "triclinic": (water((4, 3, 3), tilt=0.1), 4.0),
+        "droplets": (droplets(periodic=True), 4.0),
+        "open": (droplets(periodic=False), None),
+        "open, with a cutoff": (droplets(periodic=False), 4.0),
+    }
+
+
+def all_results(backend: str) -> dict[str, Any]:
+    """Run all cases."""
+    found, options = {}, {"device": "cpu", "charge": CHARGE, "backend": backend}
+    for name, (atoms, cutoff) in structures().items():
+        commands = [f"processors {WORLD.size} 1 1"] if atoms.cell[0, 0] == 40 else []
+        commands += [] if atoms.pbc.all() else ["boundary f f f"]
+        for dtype in ("float64", "float32") if name == "orthogonal" else ("float64",):
+            lmp = start(atoms, *commands)
+            couple(lmp, charged(cutoff), TYPES, dtype=dtype, **options)
+            lmp.commands_list(OUTPUT)
+            n_own = {"n_own": np.array(WORLD.allgather(lmp.extract_setting("nlocal")))}
+            results = single_point(lmp) | n_own
+            found |= {f"{name}-{dtype}/{key}": value for key, value in results.items()}
+            lmp.close()
+    for name, atoms in {"cubic": water(), "tilted": water((4, 3, 3), tilt=0.1)}.items():
+        found |= {f"{name}/{key}": value for key, value in moving(atoms, options).items()}
+    return found
+
+
+def moving(atoms: Atoms, options: dict[str, Any]) -> dict[str, Any]:
+    """Return a trajectory at constant energy, in which atoms migrate."""
+    lmp = start(atoms)
+    couple(lmp, charged(), TYPES, dtype="float64", **options)
+    motion = "fix move all nve", "timestep 0.0004", "velocity all create 300 7 loop geom"
+    lmp.commands_list([*OUTPUT, *motion])
+    owners, rows = np.zeros((2, len(atoms)), dtype=int), []
+    for k in range(4):
+        lmp.command("run 10 post no" if k else "run 0 post no")
+        rows.append([lmp.get_thermo(key) for key in ("pe", "etotal")])
+        if k in (0, 3):
+            tags = lmp.numpy.extract_atom("id")[: lmp.extract_setting("nlocal")]
+            owners[k // 3, tags - 1] = WORLD.rank
+    owners = WORLD.allreduce(owners)
+    results = {
+        "thermo": np.array(rows),
+        "positions": gathered(lmp, "x", 3),
+        "forces": gathered(lmp, "f", 3),
+        "migrated": (owners[0] != owners[1]).sum(),
+    }
+    lmp.close()
+    return results
+
+
+def main(out: str, backend: str) -> None:
+    """Run all cases, and save their results."""
+    found = all_results(backend)
+    if WORLD.rank == 0:
+        np.savez(out, **found)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

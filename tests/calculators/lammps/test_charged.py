@@ -1,0 +1,111 @@
+"""TensorNet2 in LAMMPS: the results of one process, whatever the decomposition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlff_triton.calculators.lammps import couple
+from mlff_triton.errors import BackendError, InputError
+from tests.calculators.lammps.systems import (
+    TYPES,
+    charged,
+    needs_lammps,
+    needs_mpiexec,
+    of_engine,
+    run_ranks,
+    start,
+    water,
+)
+
+pytestmark = needs_lammps
+
+Results = dict[str, np.ndarray]
+RUNS = [
+    # ranks, backend
+    (2, "cpu"),
+    pytest.param(3, "cpu", marks=pytest.mark.slow),
+    (4, "cpu"),
+    pytest.param(3, "torch", marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(scope="module")
+def alone() -> Results:
+    """Return the results of one process."""
+    from tests.calculators.lammps.charged_worker import all_results
+
+    return all_results("cpu")
+
+
+def check_single_points(found: Results) -> None:
+    """Compare single points with the exact module, without tables."""
+    from tests.calculators.lammps.charged_worker import CHARGE, structures
+
+    for name, (atoms, cutoff) in structures().items():
+        for key, value in of_engine(charged(cutoff), atoms, charge=CHARGE).items():
+            actual, label = found[f"{name}-float64/{key}"], f"{name}, {key}"
+            np.testing.assert_allclose(actual, value, 1e-10, 1e-10, err_msg=label)
+
+
+def test_one_process_has_the_results_of_the_exact_module(alone: Results) -> None:
+    check_single_points(alone)
+
+
+@pytest.mark.parametrize("name", ["cubic", "tilted"])
+def test_energy_is_conserved(alone: Results, name: str) -> None:
+    potential, total = alone[f"{name}/thermo"].T
+    assert np.ptp(total) < 0.01 * np.ptp(potential)
+
+
+@needs_mpiexec
+@pytest.mark.parametrize(("n_ranks", "backend"), RUNS)
+def test_ranks_have_the_results_of_one_process(
+    alone: Results, tmp_path: Path, n_ranks: int, backend: str
+) -> None:
+    path, worker = tmp_path / "results.npz", "tests.calculators.lammps.charged_worker"
+    done = run_ranks(n_ranks, ["-m", worker, str(path), backend], tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = dict(np.load(path))
+    check_single_points(found)
+    for label, value in alone.items():
+        if label.endswith(("n_own", "migrated")):
+            continue
+        limit = 1e-6 if "float32" in label else 1e-10
+        scale = np.abs(value).max()
+        np.testing.assert_allclose(found[label], value, limit, limit * scale, err_msg=label)
+    for name in ("droplets", "open"):  # ranks in the middle have no atoms
+        assert (found[f"{name}-float64/n_own"] > 0).sum() == 2
+    assert min(found["cubic/migrated"], found["tilted/migrated"]) > 0
+
+
+def test_boxes_without_a_coulomb_energy_are_refused() -> None:
+    for cutoff, message in ((None, "so it cannot be periodic"), (5.0, "twice the Coulomb cutoff")):
+        lmp = start(water())
+        couple(lmp, charged(cutoff), TYPES, device="cpu")
+        with pytest.raises(InputError, match=message):
+            lmp.command("run 0")
+
+
+@needs_mpiexec
+def test_ranks_refuse_such_a_box_together(tmp_path: Path) -> None:
+    program = """
+from mpi4py import MPI
+from mlff_triton.calculators.lammps import couple
+from tests.calculators.lammps.systems import TYPES, charged, start, water
+
+lmp = start(water())
+couple(lmp, charged(5.0), TYPES, device="cpu")
+lmp.command("run 0")
+"""
+    done = run_ranks(2, ["-c", program], tmp_path)
+    assert done.returncode != 0
+    assert done.stderr.count("less than twice the Coulomb cutoff") == 1
+
+
+def test_the_exact_module_is_refused() -> None:
+    with pytest.raises(BackendError, match='use device="cpu" with backend="cpu" or "torch"'):
+        couple(start(water()), charged(), TYPES, device="cpu", backend="exact")
+    assert couple(start(water()), charged(), TYPES, device="cpu").engine.backend == "cpu"
