@@ -86,7 +86,7 @@ def evaluate_charged_step(
     step = _Step(ops, p, p.charges, systems, systems.charged, geometry)
     energies, edge_grad, coulomb = step.evaluate()
     given = ops.network, p, systems, geometry.near, energies, edge_grad
-    forces, atoms = forces_and_sums(*given, None if coulomb is None else coulomb[2:])
+    forces, atoms = forces_and_sums(*given, _forces_of(coulomb))
     totals = ops.network.totals(atoms, status, systems.system_ptr)
     return Outputs(Totals(totals), forces, atoms, None if coulomb is None else coulomb.charges)
 
@@ -125,7 +125,11 @@ def evaluate_charged_part(
     step = _Step(ops, p, p.charges, systems, systems.charged, own, exchange)
     energies, edge_grad, coulomb = step.evaluate()
     given = ops.network, p, systems, near, energies, edge_grad
-    return part_forces_and_sums(*given, None if coulomb is None else coulomb[2:])
+    return part_forces_and_sums(*given, _forces_of(coulomb))
+
+
+def _forces_of(coulomb: CoulombSums | None) -> tuple[Tensor, Tensor] | None:
+    return None if coulomb is None else (coulomb.forces, coulomb.atoms)
 
 
 class _Charges(NamedTuple):
