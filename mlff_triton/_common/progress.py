@@ -9,6 +9,8 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from mlff_triton._common.text import duration
+
 SECONDS_BETWEEN_LINES = 60.0
 
 Self = TypeVar("Self", bound="ProgressBar")
@@ -59,7 +61,7 @@ class ProgressBar:
             now = time.monotonic()
             if not self.console.is_terminal and now - self._last_line >= SECONDS_BETWEEN_LINES:
                 self._last_line = now
-                line = f"{self._line} ({_duration(now - self._started)})"
+                line = f"{self._line} ({duration(now - self._started)})"
                 self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _watch(self) -> None:
@@ -76,10 +78,3 @@ class ProgressBar:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._bar.stop()
-
-
-def _duration(seconds: float) -> str:
-    """Return a time in words, such as "2 min"."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

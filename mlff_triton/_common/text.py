@@ -39,3 +39,16 @@ def first_line(error: BaseException) -> str:
 def short_repr(value: object) -> str:
     """Return a short ``repr`` of one line, even of a list that contains itself many times."""
     return one_line(_SHORT.repr(value))
+
+
+def duration(seconds: float) -> str:
+    """Return a time in words.
+
+    Examples
+    --------
+    >>> duration(130)
+    '2 min'
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -139,7 +139,20 @@ def read_frame(path: Path, wanted: int | None = None) -> Frame:
 
 
 def ase_frames(path: Path) -> Iterator[Atoms]:
-    """Yield the frames of a file that ASE reads, of any size.
+    """Yield the frames of a file that ASE reads, of any size, without their results.
+
+    Raises
+    ------
+    InputError
+        If a frame cannot be read: ASE cannot go on behind it.
+    """
+    for atoms in frames_with_results(path):
+        atoms.calc = None
+        yield atoms
+
+
+def frames_with_results(path: Path) -> Iterator[Atoms]:
+    """Yield the frames of a file that ASE reads, with the results that it holds.
 
     Raises
     ------
@@ -150,9 +163,7 @@ def ase_frames(path: Path) -> Iterator[Atoms]:
         warnings.simplefilter("ignore")  # warnings about fields that are not used here
         name = filetype(str(path))
         check_announced(path, name)
-        for atoms in SPECIAL[name](path) if name in SPECIAL else _any_format(path, name):
-            atoms.calc = None
-            yield atoms
+        yield from SPECIAL[name](path) if name in SPECIAL else _any_format(path, name)
 
 
 def _any_format(path: Path, name: str, **options: bool) -> Iterator[Any]:

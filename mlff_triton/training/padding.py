@@ -22,7 +22,7 @@ def pad_batch(
     *,
     per_molecule: Collection[str] = ("energy", "q"),
 ) -> dict[str, Tensor]:
-    """Pad a batch of molecules in vacuum to fixed numbers of atoms and molecules.
+    """Pad a batch of molecules to fixed numbers of atoms and molecules.
 
     The filler consists of molecules of their own after the others, whose atoms have no neighbors.
     So it does not change the energies and forces of the others. The masks exclude it from a loss.
@@ -96,10 +96,11 @@ def pad_batch(
 
 
 def pad_graph(graph: Graph, n_atoms: int, n_edges: int) -> Graph:
-    """Pad the neighbor list of molecules in vacuum to fixed numbers of atoms and edges.
+    """Pad a neighbor list to fixed numbers of atoms and edges.
 
     Our own models take such a list, with atoms that `pad_batch` has padded to the same number. All
-    filler edges join the last two filler atoms, at a distance beyond any cutoff.
+    filler edges join the last two filler atoms, at a distance beyond any cutoff. They cross no
+    boundary, so the cells of filler in a periodic batch may be zero.
 
     Parameters
     ----------
@@ -116,7 +117,7 @@ def pad_graph(graph: Graph, n_atoms: int, n_edges: int) -> Graph:
     Raises
     ------
     InputError
-        If the list does not fit, is periodic, or would have half a pair of edges.
+        If the list does not fit, or would have half a pair of edges.
 
     Examples
     --------
@@ -136,8 +137,6 @@ def pad_graph(graph: Graph, n_atoms: int, n_edges: int) -> Graph:
         raise InputError(f"n_edges={n_edges} is odd, but edges come in pairs")
     if spare and spare_atoms < 2:
         raise InputError(f"{spare} filler edges need two filler atoms, not {spare_atoms}")
-    if bool(graph.shifts.any()):
-        raise InputError("lists of a periodic box cannot be padded: use batches of equal sizes")
     half = torch.arange(spare // 2, device=graph.senders.device)
     forth, back = graph.n_edges + half, graph.n_edges + spare // 2 + half
     ends = graph.row_ptr.new_full((spare_atoms,), graph.n_edges)

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from mlff_triton._common import progress
 from mlff_triton._common.progress import ProgressBar
+from mlff_triton._common.text import duration
 
 
 @pytest.fixture(autouse=True)
@@ -53,4 +54,4 @@ def test_terminals_have_a_bar():
     [(3.4, "3 s"), (60, "60 s"), (120, "2 min"), (5999, "100 min"), (9e3, "2.5 h")],
 )
 def test_durations(seconds, text):
-    assert progress._duration(seconds) == text
+    assert duration(seconds) == text

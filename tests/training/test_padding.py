@@ -176,9 +176,14 @@ def test_bad_lists():
         pad_graph(graph, 8, edges + 1)
     with pytest.raises(InputError, match="2 filler edges need two filler atoms, not 1"):
         pad_graph(graph, 7, edges + 2)
+
+
+def test_lists_of_periodic_boxes():
     periodic = neighbor_list(torch.zeros(1, 3), 3.0, 2.0 * torch.eye(3), True)
-    with pytest.raises(InputError, match="a periodic box cannot be padded"):
-        pad_graph(periodic, 8, 100)
+    padded = pad_graph(periodic, 3, periodic.n_edges + 4)
+    assert torch.equal(padded.shifts[: periodic.n_edges], periodic.shifts)
+    assert not padded.shifts[periodic.n_edges :].any()
+    assert torch.equal(padded.reverse[padded.reverse], torch.arange(padded.n_edges))
 
 
 @pytest.mark.gpu

@@ -1,0 +1,75 @@
+"""Structures with what a file says about them: energies, forces, and other values by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from ase import Atoms
+from numpy.typing import NDArray
+
+from mlff_triton.readers.announced import check_size
+from mlff_triton.readers.files import TEXTS, frames_with_results, texts_of
+from mlff_triton.readers.formats import find_format
+
+OWN = ("numbers", "positions")
+
+
+class Labeled(NamedTuple):
+    """A structure and its values.
+
+    Attributes
+    ----------
+    numbers : int64 [N]
+        Atomic numbers.
+    positions : float64 [N, 3]
+        Positions in the unit of the file.
+    cell : float64 [3, 3]
+        Lattice vectors as rows, in the same unit; zero in directions without one.
+    pbc : bool [3]
+        Periodic directions.
+    values : dict of str
+        Everything else, by the names in the file: results, values of the structure, and arrays with
+        a row per atom.
+    """
+
+    numbers: NDArray[Any]
+    positions: NDArray[Any]
+    cell: NDArray[Any]
+    pbc: NDArray[Any]
+    values: dict[str, Any]
+
+
+def labeled_frames(path: Path) -> Iterator[Labeled | str]:
+    """Yield each structure of a file that ASE reads, or why it cannot be read.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read, or frames cannot be told apart.
+    """
+    check_size(path)
+    kind = find_format(path)
+    if kind is None:
+        yield from map(_labeled, frames_with_results(path))
+        return
+    texts = texts_of(path, kind)
+    while some := list(islice(texts, TEXTS)):
+        for found in kind.structures(some):
+            yield found if isinstance(found, str) else _labeled(found)
+
+
+def _labeled(atoms: Atoms) -> Labeled:
+    arrays = {name: array for name, array in atoms.arrays.items() if name not in OWN}
+    results = {} if atoms.calc is None else atoms.calc.results
+    values = {**arrays, **{str(key): value for key, value in atoms.info.items()}, **results}
+    return Labeled(
+        atoms.numbers.astype(np.int64),
+        atoms.positions,
+        atoms.cell.array,
+        atoms.pbc,
+        values,
+    )

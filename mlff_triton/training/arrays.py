@@ -1,0 +1,127 @@
+"""Labeled structures in arrays: NumPy's ``.npz`` files and HDF5."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlff_triton._common.remedies import install
+from mlff_triton._common.text import first_line, printable
+from mlff_triton.errors import InputError
+from mlff_triton.training.frames import Array
+from mlff_triton.training.labels import Labels
+
+NPZ, HDF5 = (".npz",), (".h5", ".hdf5")
+OF_ATOMS = {"numbers", "positions", "forces"}
+OF_FRAMES = {"energy", "stress", "charge", "group", "split", "cell", "pbc"}
+LAYOUTS = "[C, N, 3] for C structures of the same size, or [N, 3] with the numbers n_atoms [C]"
+
+
+def array_frames(path: Path, labels: Labels) -> Iterator[dict[str, Any]]:
+    """Yield the structures of a file of arrays, as labels by the names in `NAMES`.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read, an array is missing, or their lengths differ.
+    """
+    tables = _npz_tables(path) if path.suffix.lower() in NPZ else _hdf5_tables(path, labels)
+    name = printable(path)
+    try:
+        for group, columns in tables:
+            yield from _frames_of(labels.find(columns), group)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
+    except Exception as error:
+        raise InputError(f"{name} cannot be read: {first_line(error)}") from error
+
+
+def _npz_tables(path: Path) -> Iterator[tuple[str, Mapping[str, Array]]]:
+    with np.load(path, allow_pickle=False) as arrays:
+        yield "", dict(arrays)
+
+
+def _hdf5_tables(path: Path, labels: Labels) -> Iterator[tuple[str, Mapping[str, Array]]]:
+    """Yield name and datasets of each group that has positions."""
+    if find_spec("h5py") is None:
+        raise InputError(f"{path.suffix} files need h5py: {install('tables')}")
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        nodes: list[Any] = [file]
+        file.visititems(lambda _, node: nodes.append(node))
+        groups = [node for node in nodes if isinstance(node, h5py.Group)]
+        for group in groups:
+            data = {name: node for name, node in group.items() if isinstance(node, h5py.Dataset)}
+            if "positions" in labels.find(data):
+                yield (
+                    group.name.strip("/"),
+                    {name: _read(h5py, node) for name, node in data.items()},
+                )
+
+
+def _read(h5py: Any, node: Any) -> Array:
+    is_text = h5py.check_string_dtype(node.dtype) is not None
+    return np.asarray(node.asstr()[()] if is_text else node[()])
+
+
+def _frames_of(found: dict[str, Any], group: str) -> Iterator[dict[str, Any]]:
+    """Yield the structures of one set of arrays."""
+    for label in ("numbers", "positions"):
+        if label not in found:
+            raise InputError(f"it has no array of {label}: name it with --key {label}=NAME")
+    arrays = {label: np.asarray(array) for label, array in found.items()}
+    start = _starts(arrays)
+    count = len(start) - 1
+    for label in OF_ATOMS & arrays.keys():
+        arrays[label] = _per_atom(arrays[label], label, int(start[-1]), count)
+    for label in OF_FRAMES & arrays.keys():
+        arrays[label] = _per_frame(arrays[label], label, count)
+    if "cell" in arrays and "pbc" not in arrays:
+        arrays["pbc"] = np.any(arrays["cell"].reshape(count, 3, 3) != 0, axis=2)
+    arrays.setdefault("cell", np.zeros((count, 3, 3)))
+    arrays.setdefault("pbc", np.zeros((count, 3), dtype=bool))
+    arrays.pop("n_atoms", None)
+    for k in range(count):
+        atoms = slice(start[k], start[k + 1])
+        frame = {label: a[atoms if label in OF_ATOMS else k] for label, a in arrays.items()}
+        yield {"group": group, **frame}
+
+
+def _starts(arrays: Mapping[str, Array]) -> Array:
+    """Return the first atom of each structure, and the number of all atoms."""
+    shape = arrays["positions"].shape
+    if len(shape) == 3:
+        return np.asarray(np.arange(shape[0] + 1) * shape[1])
+    if len(shape) == 2 and "n_atoms" in arrays:
+        start = np.concatenate([[0], np.cumsum(arrays["n_atoms"].astype(np.int64))])
+        if start[-1] == shape[0] and (np.diff(start) > 0).all():
+            return start
+    raise InputError(f"positions have shape {list(shape)}, expected {LAYOUTS}")
+
+
+def _per_atom(array: Array, label: str, n_atoms: int, count: int) -> Array:
+    """Return an array with a row per atom of all structures."""
+    width = 1 if label == "numbers" else 3
+    if array.size == n_atoms * width:
+        flat = array.reshape(n_atoms, -1)
+        return flat[:, 0] if width == 1 else flat
+    if label == "numbers" and array.size * count == n_atoms:  # the same in all structures
+        return np.tile(array.reshape(-1), count)
+    raise InputError(f"{label} have shape {list(array.shape)}, for {n_atoms} atoms in all")
+
+
+def _per_frame(array: Array, label: str, count: int) -> Array:
+    """Return an array with a row per structure; one value, cell or triple may serve all."""
+    if array.ndim and len(array) == count and array.shape not in ((3, 3), (3,)):
+        return array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
+    shared = {"cell": (3, 3), "pbc": (3,), "charge": ()}
+    if array.shape == shared.get(label):
+        return np.broadcast_to(array, (count, *array.shape))
+    if array.ndim and len(array) == count:
+        return array
+    raise InputError(f"{label} has shape {list(array.shape)}, for {count} structures")

@@ -1,0 +1,165 @@
+"""Names and units of the labels in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mlff_triton._common.text import short_repr
+from mlff_triton.errors import InputError
+from mlff_triton.units import BOHR, ENERGY_UNITS, EV_PER_A3_TO_GPA, NM
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "energy": ("energy", "energies", "E", "REF_energy"),
+    "forces": ("forces", "F", "REF_forces"),
+    "stress": ("stress", "REF_stress"),
+    "charge": ("charge", "total_charge"),
+    "group": ("group", "config_type"),
+    "split": ("split",),
+    "numbers": ("numbers", "atomic_numbers", "nuclear_charges", "z"),
+    "positions": ("positions", "coordinates", "coords", "R"),
+    "cell": ("cell", "lattice"),
+    "pbc": ("pbc",),
+    "n_atoms": ("n_atoms",),
+}
+"""Names in files by which each label is recognized."""
+
+LENGTH_UNITS = {"A": 1.0, "Å": 1.0, "Bohr": BOHR, "nm": NM}  # one unit in Å
+STRESS_UNITS = {
+    "eV/A^3": 1.0,
+    "eV/Å^3": 1.0,
+    "GPa": 1 / EV_PER_A3_TO_GPA,
+    "kbar": 0.1 / EV_PER_A3_TO_GPA,
+}
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Names and units of the labels in a file.
+
+    Attributes
+    ----------
+    keys : dict of str
+        Names in the file by the names in `NAMES`, instead of those that are recognized. A name
+        that begins with ``-`` is that of the negative value, such as a gradient for forces.
+    energy_unit : {"eV", "Hartree", "kcal/mol", "kJ/mol"}
+        Unit of energies.
+    length_unit : {"A", "Å", "Bohr", "nm"}
+        Unit of positions and cells.
+    force_unit : str, optional
+        Unit of forces: one of energy and one of length with ``/`` between them. By default, those
+        of energies and positions.
+    stress_unit : {"eV/A^3", "eV/Å^3", "GPa", "kbar"}
+        Unit of stresses, which are positive under tension, as in ASE.
+
+    Raises
+    ------
+    InputError
+        If a label or a unit is unknown.
+
+    Examples
+    --------
+    >>> round(Labels(energy_unit="Hartree", force_unit="Hartree/Bohr").forces, 6)
+    51.422067
+    """
+
+    keys: Mapping[str, str] = field(default_factory=dict)
+    energy_unit: str = "eV"
+    length_unit: str = "A"
+    force_unit: str | None = None
+    stress_unit: str = "eV/A^3"
+
+    def __post_init__(self) -> None:
+        for label in self.keys:
+            _check_known("label", label, NAMES)
+        _check_known("energy unit", self.energy_unit, ENERGY_UNITS)
+        _check_known("length unit", self.length_unit, LENGTH_UNITS)
+        _check_known("stress unit", self.stress_unit, STRESS_UNITS)
+        if self.force_unit is not None:
+            energy, _, length = self.force_unit.rpartition("/")
+            _check_known("energy in the force unit", energy, ENERGY_UNITS)
+            _check_known("length in the force unit", length, LENGTH_UNITS)
+
+    @property
+    def energy(self) -> float:
+        """Unit of energies in eV."""
+        return ENERGY_UNITS[self.energy_unit]
+
+    @property
+    def length(self) -> float:
+        """Unit of lengths in Å."""
+        return LENGTH_UNITS[self.length_unit]
+
+    @property
+    def forces(self) -> float:
+        """Unit of forces in eV/Å."""
+        if self.force_unit is None:
+            return self.energy / self.length
+        energy, _, length = self.force_unit.rpartition("/")
+        return ENERGY_UNITS[energy] / LENGTH_UNITS[length]
+
+    @property
+    def stress(self) -> float:
+        """Unit of stresses in eV/Å^3."""
+        return STRESS_UNITS[self.stress_unit]
+
+    def find(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the labels among the values in a file, by the names in `NAMES`.
+
+        Raises
+        ------
+        InputError
+            If several values may be one label.
+        """
+        found = {}
+        for label in NAMES:
+            name = self._name_of(label, values)
+            if name is not None and values[name] is not None:
+                negative = self.keys.get(label, "").startswith("-")
+                found[label] = -np.asarray(values[name]) if negative else values[name]
+        return found
+
+    def _name_of(self, label: str, names: Collection[str]) -> str | None:
+        """Return the name of a label among those in a file, or None if it is missing."""
+        if label in self.keys:
+            name = self.keys[label].removeprefix("-")
+            return name if name in names else None
+        found = [name for name in NAMES[label] if name in names]
+        if len(found) > 1:
+            raise InputError(
+                f"{' and '.join(found)} may both be the {label}: choose with --key "
+                f"{label}={found[-1]}"
+            )
+        return found[0] if found else None
+
+
+def parse_keys(given: Collection[str]) -> dict[str, str]:
+    """Return labels and names of texts such as ``energy=REF_energy``.
+
+    Raises
+    ------
+    InputError
+        If a text has no ``=``.
+
+    Examples
+    --------
+    >>> parse_keys(["energy=REF_energy"])
+    {'energy': 'REF_energy'}
+    """
+    pairs = {}
+    for text in given:
+        label, equals, name = text.partition("=")
+        if not equals or not name:
+            raise InputError(f"{short_repr(text)} does not name a label: write energy=REF_energy")
+        pairs[label] = name
+    return pairs
+
+
+def _check_known(what: str, given: str, known: Collection[str]) -> None:
+    if given not in known:
+        raise InputError(
+            f"the {what} {short_repr(given)} is unknown: use one of {', '.join(known)}"
+        )
