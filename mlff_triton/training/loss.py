@@ -1,0 +1,148 @@
+"""Errors of a model on a batch, and the loss that is minimized."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mlff_triton._common.text import short_repr
+from mlff_triton.errors import InputError
+from mlff_triton.model.prediction import predict
+from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.neighbors.graph import Graph
+from mlff_triton.training.batches import LISTED, Batch
+
+PENALTIES = ("huber", "mae", "mse")
+HUBER = 0.01  # eV per atom or eV/Å, below which the Huber loss is quadratic
+TINY = 1e-12  # squared length of an error that has no direction
+
+
+class BatchErrors(NamedTuple):
+    """Differences between a model and the labels.
+
+    Attributes
+    ----------
+    energy : float64 [B]
+        Energies in eV.
+    forces : [N, 3]
+        Forces in eV/Å.
+    virial : float64 [B, 3, 3]
+        Virials in eV, zero where none is known.
+    n_atoms : float64 [B]
+        Number of atoms of each structure.
+    """
+
+    energy: Tensor
+    forces: Tensor
+    virial: Tensor
+    n_atoms: Tensor
+
+
+def errors_of(model: TensorNet, batch: Batch, *, create_graph: bool) -> BatchErrors:
+    """Compare a model with the labels of a batch on its device.
+
+    Parameters
+    ----------
+    model : TensorNet
+        The model.
+    batch : Batch
+        B structures with N atoms.
+    create_graph : bool
+        If True, the errors can be differentiated by the weights.
+
+    Returns
+    -------
+    BatchErrors
+    """
+    found = predict(
+        model,
+        batch["z"],
+        batch["pos"],
+        Graph(**{name: batch[name] for name in LISTED}),
+        cell=batch["cell"],
+        batch=batch["batch"],
+        charge=batch["q"],
+        create_graph=create_graph,
+        n_systems=len(batch["energy"]),  # which a captured step cannot read from the GPU
+    )
+    ones = torch.ones_like(found.atom_energies)
+    return BatchErrors(
+        energy=found.energy - batch["energy"],
+        forces=found.forces - batch["forces"],
+        virial=(found.virial - batch["virial"]) * batch["virial_mask"][:, None, None],
+        n_atoms=torch.zeros_like(found.energy).index_add(0, batch["batch"], ones),
+    )
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Weighted sum of penalties on errors of energies, forces and virials.
+
+    Energies count per atom, forces by the lengths of their errors, and virials per atom by their
+    root mean squares over the nine components. Each is averaged over the batch, with the weights of
+    the structures.
+
+    Attributes
+    ----------
+    penalty : {"huber", "mae", "mse"}
+        Penalty on an error: its size above 0.01 and quadratic below, its size, or its square.
+    energy, forces, stress : float
+        Weights of the energy in 1 / (eV per atom), of forces in 1 / (eV/Å), and of the virial in
+        1 / (eV per atom).
+
+    Raises
+    ------
+    InputError
+        If the penalty is unknown, or weights are negative or all zero.
+    """
+
+    penalty: str = "huber"
+    energy: float = 4.0
+    forces: float = 1.0
+    stress: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.penalty not in PENALTIES:
+            raise InputError(
+                f"the loss {short_repr(self.penalty)} is unknown: use one of {', '.join(PENALTIES)}"
+            )
+        weights = (self.energy, self.forces, self.stress)
+        if not all(0 <= weight < 1e9 for weight in weights) or not any(weights[:2]):
+            raise InputError(
+                "weights of the loss must not be negative, and that of the energy or of forces "
+                "must be above 0"
+            )
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the loss of a model on a batch, with gradients."""
+        assert isinstance(model, TensorNet)
+        return self.of(errors_of(model, batch, create_graph=True), batch)
+
+    def of(self, errors: BatchErrors, batch: Batch) -> Tensor:
+        """Return the loss of errors on a batch."""
+        counts = errors.n_atoms
+        weight = batch["weight"] * batch["molecule_mask"]
+        atom_weight = weight[batch["batch"]] * batch["atom_mask"]
+        virial_weight = weight * batch["virial_mask"]
+        virial = errors.virial.flatten(1).square().mean(1).add(TINY).sqrt() / counts
+        parts = (
+            (self.energy, (errors.energy / counts).abs(), weight),
+            (self.forces, errors.forces.double().square().sum(1).add(TINY).sqrt(), atom_weight),
+            (self.stress, virial, virial_weight),
+        )
+        losses = [
+            scale * (self._penalty(sizes) * weights).sum() / weights.sum().clamp(min=1e-9)
+            for scale, sizes, weights in parts
+        ]
+        return torch.stack(losses).sum()
+
+    def _penalty(self, sizes: Tensor) -> Tensor:
+        if self.penalty == "mse":
+            return sizes.square()
+        if self.penalty == "mae":
+            return sizes
+        zeros = torch.zeros_like(sizes)
+        return nn.functional.smooth_l1_loss(sizes, zeros, beta=HUBER, reduction="none")

@@ -1,0 +1,54 @@
+"""Energies of the elements, fitted to the training set by least squares."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.training.batches import GraphData
+from mlff_triton.training.evaluation import evaluate, rmse
+from mlff_triton.training.frames import Array
+
+
+def fit_references(model: TensorNet, data: GraphData, chosen: Tensor, size: int) -> Array:
+    """Change the energies of the elements so that the model explains the labels best.
+
+    The change is the smallest that minimizes the squared errors of energies per atom. Elements that
+    the structures lack keep their energies.
+
+    Parameters
+    ----------
+    model : TensorNet
+        The model. Modified in place.
+    data : GraphData
+        The structures.
+    chosen : int64 [C]
+        Indices of those to fit to.
+    size : int
+        Structures per batch.
+
+    Returns
+    -------
+    float64 [elements]
+        Change of the energy of each element in eV.
+    """
+    errors = evaluate(model, data, chosen, size)
+    counts = errors.frames.counts(model.config.elements)
+    fractions = counts / errors.frames.n_atoms[:, None]
+    change = np.linalg.lstsq(fractions, -errors.per_atom, rcond=None)[0]
+    model.references += torch.from_numpy(change).to(model.references.device)
+    return np.asarray(change)
+
+
+def fit_scale(model: TensorNet, data: GraphData, chosen: Tensor, size: int) -> None:
+    """Set the energies of the elements and the scale of a new network.
+
+    The network is left out of the fit: only its nuclear repulsion counts, if it has one. The scale
+    is the root mean square of the forces that remain, in eV/Å, used as an energy in eV. Arguments
+    are those of `fit_references`.
+    """
+    model.std.zero_()
+    fit_references(model, data, chosen, size)
+    model.std.fill_(rmse(evaluate(model, data, chosen, size).forces) or 1.0)

@@ -1,0 +1,122 @@
+"""The report of a training: tables of errors, and a figure of predictions against labels."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+
+from mlff_triton._common.figures import figure_class
+from mlff_triton.training.evaluation import Errors, mae, rmse
+from mlff_triton.training.frames import Array
+from mlff_triton.units import EV_PER_A3_TO_GPA
+
+MOST_POINTS = 20_000  # of a panel
+Row = tuple[str, ...]
+
+SPLITS: Row = (
+    *("part", "structures", "energy MAE, meV/atom", "energy RMSE", "force MAE, meV/Å"),
+    *("force RMSE", "stress MAE, GPa"),
+)
+ELEMENTS: Row = ("element", "atoms", "force MAE, meV/Å", "force RMSE")
+GROUPS: Row = ("group", "structures", "energy MAE, meV/atom", "force MAE, meV/Å")
+
+
+def split_rows(errors: Mapping[str, Errors]) -> list[Row]:
+    """Return a row of `SPLITS` for each part of the structures."""
+    return [
+        (
+            name,
+            str(len(found.frames)),
+            *(_milli(value(found.per_atom)) for value in (mae, rmse)),
+            *(_milli(value(found.forces)) for value in (mae, rmse)),
+            _number(EV_PER_A3_TO_GPA * mae(found.known_stress)),
+        )
+        for name, found in errors.items()
+    ]
+
+
+def report(errors: Mapping[str, Errors], facts: Sequence[str]) -> str:
+    """Return a report in Markdown.
+
+    Parameters
+    ----------
+    errors : dict of Errors
+        Errors by the names of parts. Elements and groups are those of the last part.
+    facts : sequence of str
+        Lines about data and options.
+
+    Returns
+    -------
+    str
+    """
+    last, shown = list(errors.items())[-1]
+    elements = [
+        (name, str(len(found)), _milli(mae(found)), _milli(rmse(found)))
+        for name, found in shown.by_element().items()
+    ]
+    groups = [
+        (name, str(len(energy)), _milli(mae(energy)), _milli(mae(forces)))
+        for name, (energy, forces) in shown.by_group().items()
+    ]
+    return "\n".join(
+        [
+            "# Report of the training",
+            "",
+            *(f"- {fact}" for fact in facts),
+            "",
+            "Errors of forces and stresses are those of components. Energies are per atom.",
+            "",
+            *_table(SPLITS, split_rows(errors)),
+            f"## Elements, {last}",
+            "",
+            *_table(ELEMENTS, elements),
+            f"## Groups, {last}",
+            "",
+            *_table(GROUPS, groups),
+        ]
+    )
+
+
+def parity_figure(errors: Mapping[str, Errors]) -> bytes:
+    """Draw predictions over labels of energies and forces; PNG.
+
+    Energies are per atom, from the mean of the labels.
+    """
+    figure = figure_class()(figsize=(8, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for name, found in errors.items():
+        energies = found.frames.energy / found.frames.n_atoms
+        _scatter(left, energies, found.per_atom, name)
+        _scatter(right, found.frames.forces.reshape(-1), found.forces.reshape(-1), name)
+    for axes, what in ((left, "energy (eV/atom)"), (right, "force component (eV/Å)")):
+        low, high = axes.get_xlim()
+        axes.plot([low, high], [low, high], color="0.6", lw=0.8, zorder=0)
+        axes.set_xlabel(f"reference {what}")
+        axes.set_ylabel(f"model {what}")
+        axes.spines[["top", "right"]].set_visible(False)
+    left.legend(frameon=False)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=150)
+    return content.getvalue()
+
+
+def _scatter(axes: object, labels: Array, errors: Array, name: str) -> None:
+    """Draw at most `MOST_POINTS` points, evenly chosen."""
+    every = -(-len(labels) // MOST_POINTS)
+    x, y = labels[::every], (labels + errors)[::every]
+    axes.plot(x, y, ".", ms=3, alpha=0.5, label=name)  # type: ignore[attr-defined]
+
+
+def _table(header: Row, rows: Sequence[Row]) -> list[str]:
+    """Return the lines of a table in Markdown, and an empty one."""
+    escaped = [[cell.replace("|", "\\|") for cell in row] for row in (header, *rows)]
+    lines = [f"| {' | '.join(row)} |" for row in escaped]
+    return [lines[0], "|---" + "|---:" * (len(header) - 1) + "|", *lines[1:], ""]
+
+
+def _milli(value: float) -> str:
+    return _number(1000 * value)
+
+
+def _number(value: float) -> str:
+    return "" if value != value else f"{value:.4g}"

@@ -1,0 +1,289 @@
+"""Training from files to files: the work of ``mlff-triton train``."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from mlff_triton._common.devices import find_device
+from mlff_triton._common.files import replace_file
+from mlff_triton._common.torch_settings import with_own_settings
+from mlff_triton.checkpoints import lasting_name, load_model
+from mlff_triton.errors import InputError, UnknownElementError
+from mlff_triton.model.config import TensorNet2Config, symbols_of, unknown_elements
+from mlff_triton.model.prediction import Ensemble
+from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.training.batches import GraphData
+from mlff_triton.training.evaluation import Errors, evaluate
+from mlff_triton.training.frames import Array, Frames, check_trained
+from mlff_triton.training.outputs import PARITY, REPORT, Outputs, check_directory
+from mlff_triton.training.references import fit_references, fit_scale
+from mlff_triton.training.report import parity_figure, report
+from mlff_triton.training.settings import Architecture, Data, Settings
+from mlff_triton.training.sources import read_frames
+from mlff_triton.training.splits import split_frames
+from mlff_triton.training.trainer import Trainer
+
+REFERENCES = ("fit", "keep")
+
+
+@dataclass(frozen=True)
+class Base:
+    """A model to begin with.
+
+    Attributes
+    ----------
+    model : str
+        Name or path of a TensorNet.
+    references : {"fit", "keep"}
+        Energies of the elements: fitted to the training set, or those of the model.
+    """
+
+    model: str
+    references: str = "fit"
+
+    def __post_init__(self) -> None:
+        if self.references not in REFERENCES:
+            raise InputError(
+                f"--references {self.references!r} is unknown: use {' or '.join(REFERENCES)}"
+            )
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a training.
+
+    Attributes
+    ----------
+    trainer : Trainer
+        The trainer in its last state.
+    errors : dict of Errors
+        Errors of the best model by the names of parts; empty if training was stopped.
+    """
+
+    trainer: Trainer
+    errors: dict[str, Errors]
+
+
+class _Parts(NamedTuple):
+    """Indices of the structures of each part, among all that were read."""
+
+    train: Array
+    valid: Array
+    test: Array
+    replay: Array
+
+
+@with_own_settings
+def train_files(
+    data: Data,
+    out: Path,
+    begin: Architecture | Base,
+    settings: Settings,
+    *,
+    device: str = "auto",
+    overwrite: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+    show: Callable[[Trainer], None] = lambda _: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Train a TensorNet on the structures of files, or continue a training that was interrupted.
+
+    Parameters
+    ----------
+    data : Data
+        Files, labels and division.
+    out : Path
+        Directory of the results. With the checkpoint of the same training in it, that is continued,
+        with the same bits as without the interruption on a CPU.
+    begin : Architecture or Base
+        Sizes of a new model, or a model to fine-tune.
+    settings : Settings
+        Options of the optimization.
+    device : str
+        "auto", "cpu", "cuda" or "cuda:1".
+    overwrite : bool
+        If True, begin anew and replace earlier results.
+    say, show, stop : callable
+        ``say`` is called with lines of text, ``show`` with the trainer after each step; ``stop``
+        returns True to stop after the current step.
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    InputError
+        If structures, labels or options are invalid, elements of a part lack samples to train on,
+        a model to fine-tune does not know an element, or the training diverges.
+    CheckpointError
+        If the model or the checkpoint cannot be read.
+    OutputError
+        If results cannot be written, or another process trains in the directory.
+    """
+    check_directory(out, overwrite=overwrite)
+    target = find_device(device)
+    base = _load_base(begin.model) if isinstance(begin, Base) else None
+    frames, parts = _read(data, settings.seed, say)
+    torch.manual_seed(settings.seed)
+    model = _new_model(begin, frames.select(parts.train)) if base is None else base
+    _check_known(model, frames)
+    recipe = _recipe(data, begin, settings, frames, parts, model)
+    facts = _facts(data, begin, parts, model)
+    graphs, change = _graphs(frames, parts, model, data), None
+    train = torch.from_numpy(parts.train)
+    if base is None:
+        fit_scale(model, graphs, train, settings.batch)
+    elif isinstance(begin, Base) and begin.references == "fit":
+        change = fit_references(model, graphs, train, settings.batch)
+    if change is not None and len(parts.replay):
+        graphs.shift_energies(parts.replay, model.config.elements, change)
+    model = model.to(target).train()
+    everything = torch.from_numpy(np.concatenate([parts.train, parts.replay]))
+    trainer = Trainer(model, graphs, everything, torch.from_numpy(parts.valid), settings)
+    outputs = Outputs(out, recipe, "\n".join(facts))
+    state = None if overwrite else outputs.load(target)
+    outputs.create(overwrite=overwrite)
+    with outputs.lock():
+        if state is not None:
+            trainer.load(state)
+            say(f"continues after step {trainer.step} of {trainer.steps}")
+        trainer.run(show, stop, outputs.save)
+        if not trainer.is_done:
+            return Result(trainer, {})
+        outputs.save(trainer)
+        errors = _errors(trainer.best_model, graphs, parts, settings.batch)
+        best = trainer.best_row.epoch
+        facts.append(f"Epoch {best} of {settings.epochs} validates best, and is the model.")
+        replace_file(out / REPORT, report(errors, facts).encode())
+        replace_file(out / PARITY, parity_figure(errors))
+    return Result(trainer, errors)
+
+
+def _load_base(name: str) -> TensorNet:
+    model = load_model(name)
+    if isinstance(model, Ensemble):
+        raise InputError(f"{name} is an ensemble: fine-tune one of its members")
+    if isinstance(model.config, TensorNet2Config):
+        raise InputError(
+            f"{name} is a TensorNet2, whose training with charges and dipoles is not supported: "
+            "fine-tune a TensorNet, or use TorchMD-NET"
+        )
+    return model
+
+
+def _read(data: Data, seed: int, say: Callable[[str], None]) -> tuple[Frames, _Parts]:
+    """Read all files, and divide their structures."""
+
+    def read(*files: str) -> Frames:
+        return read_frames(files, data.labels, skip_bad=data.skip_bad, say=say)
+
+    whole = read(*data.files)
+    others = {
+        name: read(file)
+        for name, file in (
+            ("valid", data.valid_file),
+            ("test", data.test_file),
+            ("replay", data.replay),
+        )
+        if file is not None
+    }
+    sizes = {"valid": data.valid, "test": data.test}
+    valid, test = (0.0 if name in others else size for name, size in sizes.items())
+    split = split_frames(whole, data.split, valid, test, seed)._asdict()
+    first = len(whole)
+    for name, frames in others.items():
+        split[name] = np.arange(first, first + len(frames))
+        first += len(frames)
+    parts = _Parts(**{"replay": np.arange(0), **split})
+    for name, indices in (("train on", parts.train), ("validate with", parts.valid)):
+        if not len(indices):
+            raise InputError(
+                f"no structures of {len(whole)} remain to {name}: change --valid, --test or --split"
+            )
+    frames = Frames.join([whole, *others.values()])
+    trained = frames.select(parts.train)
+    for name in ("valid", "test"):
+        check_trained(frames.select(getattr(parts, name)), trained, name)
+    words = ("train on", "validate with", "test with", "replay")
+    counts = zip(words, map(len, parts), strict=True)
+    say("structures: " + ", ".join(f"{count} to {word}" for word, count in counts if count))
+    return frames, parts
+
+
+def _new_model(begin: Architecture | Base, trained: Frames) -> TensorNet:
+    assert isinstance(begin, Architecture)
+    return TensorNet(begin.config(trained.elements, uses_charge=bool(trained.charge.any())))
+
+
+def _check_known(model: TensorNet, frames: Frames) -> None:
+    """Raise unless a model can compute all structures; the line names the first that it cannot."""
+    strange = ~np.isin(frames.numbers, model.config.elements)
+    if strange.any():
+        name = frames.name[frames.owner[strange][0]]
+        error = unknown_elements(np.unique(frames.numbers[strange]).tolist(), model.config.elements)
+        raise UnknownElementError(f"{name}: {error}. Train a new model without --from")
+    if frames.charge.any() and not model.uses_charge:
+        name = frames.name[np.flatnonzero(frames.charge)[0]]
+        raise InputError(f"{name} is charged, and the model was made for neutral structures")
+
+
+def _recipe(
+    data: Data,
+    begin: Architecture | Base,
+    settings: Settings,
+    frames: Frames,
+    parts: _Parts,
+    model: TensorNet,
+) -> dict[str, Any]:
+    """Return all that decides the result, by the names that users know."""
+    options = dataclasses.asdict(settings)
+    loss = options.pop("loss")
+    if isinstance(begin, Base):
+        options |= {"from": model.weights_hash, "references": begin.references}
+    else:
+        options |= {"from": "", **dataclasses.asdict(begin)}
+    options |= {"loss": loss.pop("penalty")}
+    options |= {f"{name}-weight": weight for name, weight in loss.items()}
+    options |= {"replay-weight": data.replay_weight}
+    digest = hashlib.sha256(b"".join(indices.tobytes() for indices in parts)).hexdigest()
+    return {
+        "the content of its files": frames.fingerprint,
+        "the split": digest,
+        **{f"--{name.replace('_', '-')}": value for name, value in options.items()},
+    }
+
+
+def _graphs(frames: Frames, parts: _Parts, model: TensorNet, data: Data) -> GraphData:
+    weight = torch.ones(len(frames), dtype=torch.float64)
+    weight[torch.from_numpy(parts.replay)] = data.replay_weight
+    return GraphData(frames, model.cutoff, weight)
+
+
+def _errors(model: TensorNet, graphs: GraphData, parts: _Parts, size: int) -> dict[str, Errors]:
+    """Return the errors of each part; the one that was never looked at comes last."""
+    order = ("train", "replay", "valid", "test")
+    found = {name: torch.from_numpy(getattr(parts, name)) for name in order}
+    return {name: evaluate(model, graphs, k, size) for name, k in found.items() if len(k)}
+
+
+def _facts(data: Data, begin: Architecture | Base, parts: _Parts, model: TensorNet) -> list[str]:
+    """Return lines about the model and its data."""
+    config = model.config
+    origin = f"Fine-tuned from {lasting_name(begin.model)}" if isinstance(begin, Base) else "New"
+    replayed = f", {len(parts.replay)} to replay from {data.replay}" if data.replay else ""
+    sizes = f"{config.hidden_channels} channels, {config.num_layers} interaction layers"
+    kind = f"TensorNet of {symbols_of(config.elements)}, {sizes}"
+    counts = f"{len(parts.train)} to train on, {len(parts.valid)} to validate with"
+    return [
+        f"{origin}: {kind}, cutoff {config.cutoff_upper:g} Å.",
+        f"Data: {', '.join(data.files)}; {counts}, {len(parts.test)} to test with{replayed}.",
+    ]

@@ -1,0 +1,146 @@
+"""Options of a training, checked when they are made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from mlff_triton.errors import InputError
+from mlff_triton.model.config import TensorNetConfig, ZBLConfig
+from mlff_triton.training.labels import Labels
+from mlff_triton.training.loss import Loss
+from mlff_triton.units import BOHR, HARTREE
+
+WARM_UP = 0.05  # of all steps
+
+
+@dataclass(frozen=True)
+class Data:
+    """Files, their labels, and their division.
+
+    Attributes
+    ----------
+    files : tuple of str
+        Files of labeled structures; see `mlff_triton.training.sources.read_frames`.
+    labels : Labels
+        Names and units of labels in all files.
+    split : {"random", "group", "given"}
+        Division of the structures; see `mlff_triton.training.splits.split_frames`.
+    valid, test : float
+        Fractions below 1, or numbers of structures, for validation and for the test.
+    valid_file, test_file : str, optional
+        Files of structures that take the place of these parts.
+    replay : str, optional
+        File of structures that the base model was trained on, or others with its labels, to train
+        on as well.
+    replay_weight : float
+        Their weight in the loss. All others have weight 1.
+    skip_bad : bool
+        If True, leave out structures that cannot be trained on.
+    """
+
+    files: tuple[str, ...]
+    labels: Labels = field(default_factory=Labels)
+    split: str = "random"
+    valid: float = 0.1
+    test: float = 0.0
+    valid_file: str | None = None
+    test_file: str | None = None
+    replay: str | None = None
+    replay_weight: float = 1.0
+    skip_bad: bool = False
+
+    def __post_init__(self) -> None:
+        _check_above_zero("replay-weight", self.replay_weight)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Sizes of a new TensorNet.
+
+    Attributes
+    ----------
+    channels, layers, rbf : int
+        Numbers of channels, of interaction layers, and of radial basis functions.
+    cutoff : float
+        Cutoff in Å.
+    zbl : float, optional
+        Cutoff in Å of a screened nuclear repulsion that is added to the network.
+    """
+
+    channels: int = 64
+    layers: int = 2
+    rbf: int = 32
+    cutoff: float = 5.0
+    zbl: float | None = None
+
+    def config(self, elements: tuple[int, ...], *, uses_charge: bool) -> TensorNetConfig:
+        """Return the configuration of a model of some elements."""
+        return TensorNetConfig(
+            elements=elements,
+            hidden_channels=self.channels,
+            num_layers=self.layers,
+            num_rbf=self.rbf,
+            cutoff_upper=self.cutoff,
+            uses_charge=uses_charge,
+            zbl=None if self.zbl is None else ZBLConfig(self.zbl, HARTREE * BOHR),
+        )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options of the optimization.
+
+    Attributes
+    ----------
+    epochs, batch : int
+        Number of epochs, and of structures per step.
+    lr : float
+        Highest learning rate.
+    warm_up : int, optional
+        Steps until the highest learning rate; a twentieth of all steps by default.
+    decay : float
+        Decay of the moving average of weights per step; 0 for no average.
+    loss : Loss
+        The loss.
+    max_gradient : float
+        Norm to which gradients are clipped.
+    patience : int
+        Epochs without a smaller loss of the validation set after which training stops; 0 for all
+        epochs.
+    seed : int
+        Seed of the first weights, of the split, and of the order of structures.
+
+    Raises
+    ------
+    InputError
+        If a value is out of its range.
+    """
+
+    epochs: int = 200
+    batch: int = 8
+    lr: float = 1e-3
+    warm_up: int | None = None
+    decay: float = 0.99
+    loss: Loss = field(default_factory=Loss)
+    max_gradient: float = 10.0
+    patience: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch", "lr", "max_gradient"):
+            _check_above_zero(name.replace("_", "-"), getattr(self, name))
+        for name in ("patience", "seed", "warm_up"):
+            if (getattr(self, name) or 0) < 0:
+                raise InputError(f"--{name.replace('_', '-')} must not be negative")
+        if not 0 <= self.decay < 1:
+            raise InputError(f"--decay must be at least 0 and below 1, not {self.decay:g}")
+
+    def warm_up_of(self, steps: int) -> int:
+        """Return the number of steps until the highest learning rate, of all steps."""
+        return math.ceil(WARM_UP * steps) if self.warm_up is None else self.warm_up
+
+
+def _check_above_zero(option: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise InputError(f"--{option} must be above 0, not {value:g}")

@@ -1,0 +1,200 @@
+"""Epochs of training, which can be interrupted after any step and resumed to the bit."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlff_triton.errors import InputError
+from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.training.averaging import WeightAverage
+from mlff_triton.training.batches import GraphData, shuffled
+from mlff_triton.training.evaluation import evaluate, on_device_of
+from mlff_triton.training.log import LogRow
+from mlff_triton.training.schedule import learning_rate
+from mlff_triton.training.settings import Settings
+from mlff_triton.training.step import TrainingStep
+
+SECONDS_BETWEEN_SAVES = 300.0
+
+
+class Trainer:
+    """A model, its averaged weights and its optimizer.
+
+    Parameters
+    ----------
+    model : TensorNet
+        The model, on its device.
+    data : GraphData
+        All structures.
+    train, valid : int64 [n]
+        Indices of the structures to train on, and to validate with.
+    settings : Settings
+        The options.
+
+    Attributes
+    ----------
+    step : int
+        Number of steps taken.
+    log : list of LogRow
+        Rows of the epochs so far; the first one is that of the model before training.
+    """
+
+    def __init__(
+        self, model: TensorNet, data: GraphData, train: Tensor, valid: Tensor, settings: Settings
+    ) -> None:
+        self.model = model
+        self.data = data
+        self.train, self.valid = train, valid
+        self.settings = settings
+        self.step = 0
+        self.log: list[LogRow] = []
+        self.steps_per_epoch = len(train) // min(settings.batch, len(train))
+        self.steps = settings.epochs * self.steps_per_epoch
+        self._average = WeightAverage(model, settings.decay)
+        self._best = self._averaged_weights()
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=model.std.device)
+        self._optimizer = torch.optim.Adam(
+            [parameter for parameter in model.parameters() if parameter.requires_grad],
+            lr=settings.lr,
+            fused=model.std.is_cuda,
+        )
+
+    @property
+    def best_row(self) -> LogRow:
+        """Row of the epoch with the smallest loss of the validation set."""
+        return min(self.log, key=lambda row: row.valid_loss)
+
+    @property
+    def best_model(self) -> TensorNet:
+        """The averaged model of that epoch, on the device."""
+        model = copy.deepcopy(self.model)
+        model.load_state_dict(self._best)
+        return model.eval()
+
+    @property
+    def is_stopped_early(self) -> bool:
+        """True if the loss of the validation set has not become smaller for too long."""
+        patience = self.settings.patience
+        return bool(patience and self.log and self._epoch - self.best_row.epoch >= patience)
+
+    @property
+    def is_done(self) -> bool:
+        """True if no step remains to be taken."""
+        return self.step >= self.steps or self.is_stopped_early
+
+    @property
+    def _epoch(self) -> int:
+        return self.log[-1].epoch
+
+    def run(
+        self,
+        show: Callable[[Trainer], None],
+        stop: Callable[[], bool],
+        save: Callable[[Trainer], None],
+    ) -> None:
+        """Train until all is done or a stop is requested.
+
+        Parameters
+        ----------
+        show : callable
+            Called after each step.
+        stop : callable
+            Returns True to stop after the current step.
+        save : callable
+            Saves the state: after each epoch, every five minutes, and when training stops.
+
+        Raises
+        ------
+        InputError
+            If the loss is not finite. The last state that was saved remains.
+        """
+        if not self.log:
+            self._close_epoch(math.nan)
+            save(self)
+        settings = self.settings
+        take_step = TrainingStep(
+            self.model,
+            settings.loss,
+            self._optimizer,
+            max_gradient_norm=settings.max_gradient,
+            after_step=self._average.update,
+        )
+        count = min(settings.batch, len(self.train))
+        size = self.data.size(count) if take_step.captures else None
+        saved_at, is_saved = time.monotonic(), True
+        for chosen in shuffled(self.train, settings.batch, settings.seed, self.step):
+            if self.is_done or stop():
+                break
+            for group in self._optimizer.param_groups:
+                group["lr"] = self._rate(self.step)
+            self._average.prepare(self.step)
+            self._loss_sum += take_step(on_device_of(self.model, self.data.batch(chosen, size)))
+            self.step += 1
+            is_saved = self.step % self.steps_per_epoch == 0
+            if is_saved:
+                self._close_epoch(float(self._loss_sum) / self.steps_per_epoch)
+            elif time.monotonic() - saved_at > SECONDS_BETWEEN_SAVES:
+                is_saved = True
+            if is_saved:
+                save(self)
+                saved_at = time.monotonic()
+            show(self)
+        if not is_saved:
+            save(self)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Everything that is needed to resume."""
+        return {
+            "step": self.step,
+            "loss_sum": self._loss_sum,
+            "log": [dataclasses.asdict(row) for row in self.log],
+            "model": self.model.state_dict(),
+            "average": self._average.model.state_dict(),
+            "best": self._best,
+            "optimizer": self._optimizer.state_dict(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from the state of a trainer with the same arguments."""
+        self.step = state["step"]
+        self._loss_sum.copy_(state["loss_sum"])
+        self.log = [LogRow(**row) for row in state["log"]]
+        self.model.load_state_dict(state["model"])
+        self._average.model.load_state_dict(state["average"])
+        self._best = state["best"]
+        self._optimizer.load_state_dict(state["optimizer"])
+        for group in self._optimizer.param_groups:  # of a GPU, if it was saved there
+            group["capturable"], group["fused"] = False, self.model.std.is_cuda
+
+    def _rate(self, step: int) -> float:
+        warm_up = self.settings.warm_up_of(self.steps)
+        return learning_rate(step, self.steps, self.settings.lr, warm_up)
+
+    def _close_epoch(self, train_loss: float) -> None:
+        """Validate, and keep the averaged weights if they are the best."""
+        epoch = self.step // self.steps_per_epoch
+        model, settings = self._average.model, self.settings
+        errors = evaluate(model, self.data, self.valid, settings.batch, settings.loss)
+        if not math.isfinite(errors.loss) or (epoch and not math.isfinite(train_loss)):
+            raise InputError(
+                f"the training has diverged in epoch {epoch}: begin anew with a lower --lr, and "
+                "--overwrite or another --out"
+            )
+        rate = self._rate(max(self.step - 1, 0))
+        self.log.append(LogRow.of(epoch, self.step, rate, train_loss, errors))
+        if self.best_row.epoch == epoch:
+            self._best = self._averaged_weights()
+        self._loss_sum.zero_()
+
+    def _averaged_weights(self) -> dict[str, Tensor]:
+        state = self._average.model.state_dict()
+        return {name: tensor.detach().clone() for name, tensor in state.items()}

@@ -1,0 +1,148 @@
+"""The loss, averaged weights and the learning rate; filler and weights in batches."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import ase.io
+import numpy as np
+import pytest
+import torch
+
+from mlff_triton import TensorNet, TensorNetConfig
+from mlff_triton.errors import InputError
+from mlff_triton.testing import assert_within
+from mlff_triton.training.averaging import WeightAverage
+from mlff_triton.training.batches import GraphData, Size, shuffled
+from mlff_triton.training.evaluation import evaluate
+from mlff_triton.training.labels import Labels
+from mlff_triton.training.loss import PENALTIES, Loss, errors_of
+from mlff_triton.training.references import fit_references, fit_scale
+from mlff_triton.training.schedule import learning_rate
+from mlff_triton.training.sources import read_frames
+from tests.support.labeled import REFERENCES, labeled
+
+CHOSEN = torch.tensor([3, 0, 6])
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    config = TensorNetConfig((29, 47), hidden_channels=8, num_layers=1, num_rbf=6, cutoff_upper=4.0)
+    return TensorNet(config).double()
+
+
+@pytest.fixture
+def data(tmp_path):
+    ase.io.write(tmp_path / "data.xyz", labeled(5))
+    ase.io.write(tmp_path / "cells.xyz", labeled(4, periodic=True))
+    frames = read_frames([tmp_path / "data.xyz", tmp_path / "cells.xyz"], Labels())
+    return GraphData(frames, 4.0)
+
+
+def loss_and_gradients(model, loss, batch):
+    model.zero_grad()
+    value = loss(model, batch)
+    value.backward()
+    return [value.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_filler_changes_nothing_even_in_cells(model, data, penalty):
+    loss = Loss(penalty)
+    plain = data.batch(CHOSEN)
+    padded = data.batch(CHOSEN, data.size(len(CHOSEN)))
+    assert len(padded["z"]) > len(plain["z"])
+    results = [loss_and_gradients(model, loss, batch) for batch in (plain, padded)]
+    for found, expected in zip(*results, strict=True):
+        assert_within(found, expected, 1e-9)
+
+
+def test_batches_that_are_too_large_get_the_next_size(data):
+    sizes = [data.batch(CHOSEN, Size(2, 4, 2)), data.batch(CHOSEN, Size(2, 4, 2).grown())]
+    assert len(sizes[0]["z"]) == len(sizes[1]["z"])
+
+
+def test_the_loss_by_hand(model, data):
+    batch = data.batch(CHOSEN)
+    errors = errors_of(model, batch, create_graph=False)
+    energy = (errors.energy / errors.n_atoms).abs().mean()
+    forces = errors.forces.norm(dim=1).mean()
+    virial = errors.virial[2].square().mean().sqrt() / errors.n_atoms[2]  # the only cell
+    found = Loss("mae", 2.0, 3.0, 5.0).of(errors, batch)
+    assert_within(found, 2 * energy + 3 * forces + 5 * virial, 1e-9)
+
+
+def test_structures_without_weight_do_not_count(model, data):
+    weight = torch.ones(len(data.frames), dtype=torch.float64)
+    weight[0] = 0
+    weighted = GraphData(data.frames, 4.0, weight)
+    loss = Loss()
+    few = loss(model, data.batch(CHOSEN[[0, 2]]))
+    assert_within(loss(model, weighted.batch(CHOSEN)).detach(), few.detach(), 1e-9)
+
+
+def test_losses_that_are_refused():
+    for arguments in (("l1",), ("mae", -1.0), ("mae", 0.0, 0.0)):
+        with pytest.raises(InputError, match=r"use one of huber|must not be negative"):
+            Loss(*arguments)
+
+
+def test_every_structure_once_per_epoch_from_any_step():
+    chosen = torch.arange(10, 17)
+    stream = shuffled(chosen, 3, 0, 0)
+    batches = [next(stream) for _ in range(6)]
+    assert len(set(torch.cat(batches[:2]).tolist())) == 6
+    resumed = shuffled(chosen, 3, 0, 3)
+    assert torch.equal(next(resumed), batches[3])
+    assert sorted(next(shuffled(chosen, 99, 0, 0)).tolist()) == chosen.tolist()
+
+
+def test_references_of_the_elements_are_found(model, data):
+    chosen = torch.arange(len(data.frames))
+    fit_scale(model, data, chosen, 4)
+    assert np.allclose(model.references, list(REFERENCES.values()), atol=4)
+    assert 0 < float(model.std) < 5
+    before = model.references.clone()
+    change = fit_references(model, data, chosen, 4)
+    assert np.allclose(model.references, before + torch.from_numpy(change))
+    assert np.abs(fit_references(model, data, chosen, 4)).max() < 1e-6
+
+
+def test_elements_without_samples_keep_their_energies(data):
+    torch.manual_seed(0)
+    config = TensorNetConfig((1, 29, 47), hidden_channels=8, num_layers=1, num_rbf=6)
+    model = TensorNet(config)
+    model.references[0] = -13.6
+    assert fit_references(model, data, torch.arange(9), 4)[0] == 0
+    assert float(model.references[0]) == -13.6
+
+
+def test_errors_do_not_depend_on_batches(model, data):
+    chosen = torch.tensor([1, 5, 2, 8])
+    whole, parts = (evaluate(model, data, chosen, size, Loss()) for size in (4, 1))
+    for name in ("energy", "forces", "stress"):
+        assert np.allclose(getattr(whole, name), getattr(parts, name), equal_nan=True)
+    assert whole.known_stress.shape == (2, 3, 3)
+    assert set(whole.by_element()) <= {"Cu", "Ag"}
+    assert sum(len(energy) for energy, _ in whole.by_group().values()) == 4
+
+
+def test_averages_follow_the_weights(model):
+    average = WeightAverage(model, 0.5)
+    weight, averaged = (m.embedding.element.weight for m in (model, average.model))
+    with torch.no_grad():
+        weight += 1
+    average.prepare(0)
+    average.update()
+    assert torch.allclose(weight - averaged, torch.full_like(weight, 0.1))
+    average.prepare(10_000)
+    average.update()
+    assert torch.allclose(weight - averaged, torch.full_like(weight, 0.05))
+
+
+def test_the_learning_rate_rises_and_falls():
+    rates = [learning_rate(step, 100, 2.0, 10) for step in range(100)]
+    assert rates[:10] == pytest.approx([0.2 * (k + 1) for k in range(10)])
+    assert all(a >= b for a, b in pairwise(rates[10:]))
+    assert rates[-1] < 0.01
