@@ -25,6 +25,7 @@ from mlff_triton.cli.md import EXAMPLES, md
 from mlff_triton.cli.models import models
 from mlff_triton.cli.predict import predict
 from mlff_triton.cli.relax import relax
+from mlff_triton.cli.train import train
 from mlff_triton.cli.vibrations import vibrations
 
 # The base class of typer's argument errors, whose module depends on the version of typer.
@@ -42,6 +43,7 @@ for command in (
     predict,
     relax,
     vibrations,
+    train,
     lammps,
     models,
     info,

@@ -1,0 +1,134 @@
+"""The command ``train``: one line per mistake, progress, models for other commands."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import ase.io
+import pytest
+
+from mlff_triton._common import progress
+from mlff_triton.training.trainer import Trainer
+from tests.support.disks import largest_file
+from tests.support.labeled import labeled
+
+SMALL = ("--channels", 8, "--layers", 1, "--rbf", 6, "--cutoff", 4, "--device", "cpu")
+SHORT = ("--epochs", 2, "--batch", 4)
+
+
+@pytest.fixture
+def train(run):
+    ase.io.write("data.xyz", labeled(16), format="extxyz")
+
+    def command(*arguments, sizes=SMALL):
+        return run("train", "data.xyz", *sizes, *SHORT, *arguments)
+
+    return command
+
+
+def test_the_model_serves_other_commands(train, run):
+    code, out, err = train("--test", 0.2)
+    assert (code, err) == (0, "")
+    assert "structures: 10 to train on, 2 to validate with, 4 to test with" in out
+    assert "energy MAE, meV/atom" in out
+    assert "stress" not in out
+    model = "train/model.safetensors"
+    ase.io.write("cluster.xyz", labeled(1))
+    assert run("energy", "cluster.xyz", "--model", model, "--device", "cpu")[0] == 0
+    assert run("md", "cluster.xyz", "--model", model, "--device", "cpu", "--steps", 2)[0] == 0
+    assert "2 to validate with" in run("info", model)[1]
+
+
+def test_fine_tuning_with_replay(train):
+    train()
+    more = ("--from", "train/model.safetensors", "--replay", "data.xyz", "--replay-weight", 0.3)
+    code, out, err = train(*more, "--out", "tuned", sizes=("--device", "cpu"))
+    assert (code, err) == (0, "")
+    assert "16 to replay" in out
+    assert "replay" in Path("tuned/report.md").read_text()
+
+
+def test_the_same_command_continues_after_ctrl_c(train, monkeypatch):
+    run_steps = Trainer.run
+
+    def interrupted(self, show, stop, save):
+        def show_and_interrupt(trainer):
+            show(trainer)
+            if trainer.step == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        run_steps(self, show_and_interrupt, stop, save)
+
+    train("--out", "whole")
+    monkeypatch.setattr(Trainer, "run", interrupted)
+    code, _, err = train()
+    assert code == 130
+    assert err == "mlff-triton: stopped at step 3 of 6: the same command continues\n"
+    monkeypatch.setattr(Trainer, "run", run_steps)
+    code, out, _ = train()
+    assert code == 0
+    assert "continues after step 3 of 6" in out
+    for name in ("log.csv", "report.md"):
+        assert Path("whole", name).read_bytes() == Path("train", name).read_bytes()
+
+
+def test_progress_has_epochs_errors_and_the_remaining_time(train, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    _, out, _ = train()
+    assert "epoch 1 of 2, " in out
+    assert " meV/atom, " in out
+    assert " left (" in out
+
+
+def test_training_that_stops_early_says_so(train):
+    _, out, _ = train("--epochs", 30, "--lr", 1e-9, "--decay", 0, "--patience", 2)
+    assert "stopped after " in out
+    assert "validates best" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--key", "energy"), "'energy' does not name a label: write energy=REF_energy"),
+        (("--key", "forces=f"), "data.xyz, frame 0: it has no forces"),
+        (("--energy-unit", "Ry"), "the energy unit 'Ry' is unknown: use one of eV, Hartree"),
+        (("--split", "kfold"), "the split 'kfold' is unknown"),
+        (("--valid", 1.5), "a part of 1.5 is impossible"),
+        (("--valid", 0), "no structures of 16 remain to validate with"),
+        (("--loss", "l1"), "the loss 'l1' is unknown: use one of huber, mae, mse"),
+        (("--lr", 0), "--lr must be above 0, not 0"),
+        (("--lr", -1), "--lr must be above 0, not -1"),
+        (("--epochs", 0), "--epochs must be above 0, not 0"),
+        (("--decay", 1), "--decay must be at least 0 and below 1, not 1"),
+        (("--channels", 0), "hidden_channels=0 must lie in 1..2048"),
+        (("--references", "keep"), "--references needs --from MODEL"),
+        (("--replay", "data.xyz"), "--replay needs --from MODEL"),
+        (("--from", "default"), "--channels is that of the model: leave it out with --from"),
+        (("--valid-file", "absent.xyz"), "there is no file 'absent.xyz' of structures"),
+        (("--out", "data.xyz"), "data.xyz is a file: choose another --out"),
+    ],
+)
+def test_mistakes_take_one_line_and_write_nothing(train, arguments, message):
+    before = set(Path().iterdir())
+    code, _, err = train(*arguments)
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith("mlff-triton: error: ")
+    assert message in err
+    assert {path.name for path in set(Path().iterdir()) - before} <= {"data.xyz"}
+
+
+def test_elements_that_a_model_does_not_know(train):
+    code, _, err = train("--from", "default", sizes=("--device", "cpu"))
+    assert code == 2
+    assert "data.xyz, frame 0: the model does not know Cu, Ag; it knows H, C, N, O, S" in err
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(train):
+    with largest_file(90):
+        code, _, err = train()
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith("mlff-triton: error: cannot write train/checkpoint: ")
+    assert not list(Path("train").iterdir())
+    assert train()[0] == 0
