@@ -8,9 +8,13 @@ import ase.io
 import numpy as np
 import pytest
 import torch
+from ase import Atoms
+from ase.calculators.singlepoint import SinglePointCalculator
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mlff_triton import TensorNet, TensorNetConfig
 from mlff_triton.errors import InputError
+from mlff_triton.model import prediction, tensornet
 from mlff_triton.testing import assert_within
 from mlff_triton.training.averaging import WeightAverage
 from mlff_triton.training.batches import GraphData, Size, shuffled
@@ -20,6 +24,7 @@ from mlff_triton.training.loss import PENALTIES, Loss, errors_of
 from mlff_triton.training.references import fit_references, fit_scale
 from mlff_triton.training.schedule import learning_rate
 from mlff_triton.training.sources import read_frames
+from mlff_triton.training.step import TrainingStep
 from tests.support.labeled import REFERENCES, labeled
 
 CHOSEN = torch.tensor([3, 0, 6])
@@ -80,6 +85,35 @@ def test_structures_without_weight_do_not_count(model, data):
     loss = Loss()
     few = loss(model, data.batch(CHOSEN[[0, 2]]))
     assert_within(loss(model, weighted.batch(CHOSEN)).detach(), few.detach(), 1e-9)
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_captured_steps_never_need_values_of_tensors(model, data, penalty, monkeypatch):
+    """Tensors without values stand for those of a GPU during a capture."""
+    average = WeightAverage(model, 0.9)
+    batch = data.batch(CHOSEN, data.size(len(CHOSEN)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = TrainingStep(
+        model, Loss(penalty), optimizer, max_gradient_norm=1.0, after_step=average.update
+    )
+    for module in (prediction, tensornet):
+        monkeypatch.setattr(module, "is_capturing", lambda _: True)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = {name: mode.from_tensor(tensor) for name, tensor in batch.items()}
+        assert step(fake).shape == ()
+
+
+def test_atoms_without_neighbors(model, tmp_path):
+    """A single atom has an energy, and its batch has no edges."""
+    atom = Atoms("Cu")
+    results = {"energy": -100.0, "forces": np.zeros((1, 3))}
+    atom.calc = SinglePointCalculator(atom, **results)
+    ase.io.write(tmp_path / "atom.xyz", atom, format="extxyz")
+    alone = GraphData(read_frames([tmp_path / "atom.xyz"], Labels()), 4.0)
+    values = loss_and_gradients(model, Loss(), alone.batch(torch.tensor([0])))
+    assert all(torch.isfinite(value).all() for value in values)
+    fit_references(model, alone, torch.tensor([0]), 8)
+    assert abs(evaluate(model, alone, torch.tensor([0]), 8).energy[0]) < 1e-6
 
 
 def test_losses_that_are_refused():
