@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from mlff_triton._common.figures import figure_class
 from mlff_triton.training.evaluation import Errors, mae, rmse
 from mlff_triton.training.frames import Array
 from mlff_triton.units import EV_PER_A3_TO_GPA
 
-MOST_POINTS = 20_000  # of a panel
+MOST_POINTS = 20_000  # of each part in a panel
+MOST_GROUPS = 50  # that are listed
 Row = tuple[str, ...]
 
 SPLITS: Row = (
@@ -54,10 +57,12 @@ def report(errors: Mapping[str, Errors], facts: Sequence[str]) -> str:
         (name, str(len(found)), _milli(mae(found)), _milli(rmse(found)))
         for name, found in shown.by_element().items()
     ]
-    groups = [
+    groups = sorted(shown.by_group().items(), key=lambda group: -mae(group[1][1]))
+    rows = [
         (name, str(len(energy)), _milli(mae(energy)), _milli(mae(forces)))
-        for name, (energy, forces) in shown.by_group().items()
+        for name, (energy, forces) in groups[:MOST_GROUPS]
     ]
+    which = f"The {MOST_GROUPS} of {len(groups)} groups with" if len(groups) > len(rows) else "With"
     return "\n".join(
         [
             "# Report of the training",
@@ -72,7 +77,9 @@ def report(errors: Mapping[str, Errors], facts: Sequence[str]) -> str:
             *_table(ELEMENTS, elements),
             f"## Groups, {last}",
             "",
-            *_table(GROUPS, groups),
+            f"{which} the largest errors of forces first.",
+            "",
+            *_table(GROUPS, rows),
         ]
     )
 
@@ -80,13 +87,21 @@ def report(errors: Mapping[str, Errors], facts: Sequence[str]) -> str:
 def parity_figure(errors: Mapping[str, Errors]) -> bytes:
     """Draw predictions over labels of energies and forces; PNG.
 
-    Energies are per atom, from the mean of the labels.
+    Energies are per atom, without the energies of the elements that explain the labels best, as
+    these would hide everything else.
     """
     figure = figure_class()(figsize=(8, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
+    elements = sorted({z for found in errors.values() for z in found.frames.elements})
+    fractions = {
+        name: found.frames.counts(elements) / found.frames.n_atoms[:, None]
+        for name, found in errors.items()
+    }
+    labels = {name: found.frames.energy / found.frames.n_atoms for name, found in errors.items()}
+    rows = np.concatenate(list(fractions.values())), np.concatenate(list(labels.values()))
+    references = np.linalg.lstsq(*rows, rcond=None)[0]
     for name, found in errors.items():
-        energies = found.frames.energy / found.frames.n_atoms
-        _scatter(left, energies, found.per_atom, name)
+        _scatter(left, labels[name] - fractions[name] @ references, found.per_atom, name)
         _scatter(right, found.frames.forces.reshape(-1), found.forces.reshape(-1), name)
     for axes, what in ((left, "energy (eV/atom)"), (right, "force component (eV/Å)")):
         low, high = axes.get_xlim()

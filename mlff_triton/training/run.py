@@ -14,7 +14,7 @@ import torch
 
 from mlff_triton._common.devices import find_device
 from mlff_triton._common.files import replace_file
-from mlff_triton._common.torch_settings import with_own_settings
+from mlff_triton._common.torch_settings import kept_random_state, with_own_settings
 from mlff_triton.checkpoints import lasting_name, load_model
 from mlff_triton.errors import InputError, UnknownElementError
 from mlff_triton.model.config import TensorNet2Config, symbols_of, unknown_elements
@@ -133,8 +133,7 @@ def train_files(
     target = find_device(device)
     base = _load_base(begin.model) if isinstance(begin, Base) else None
     frames, parts = _read(data, settings.seed, say)
-    torch.manual_seed(settings.seed)
-    model = _new_model(begin, frames.select(parts.train)) if base is None else base
+    model = base or _new_model(begin, frames.select(parts.train), settings.seed)
     _check_known(model, frames)
     recipe = _recipe(data, begin, settings, frames, parts, model)
     facts = _facts(data, begin, parts, model)
@@ -219,9 +218,12 @@ def _read(data: Data, seed: int, say: Callable[[str], None]) -> tuple[Frames, _P
     return frames, parts
 
 
-def _new_model(begin: Architecture | Base, trained: Frames) -> TensorNet:
+def _new_model(begin: Architecture | Base, trained: Frames, seed: int) -> TensorNet:
     assert isinstance(begin, Architecture)
-    return TensorNet(begin.config(trained.elements, uses_charge=bool(trained.charge.any())))
+    config = begin.config(trained.elements, uses_charge=bool(trained.charge.any()))
+    with kept_random_state():
+        torch.manual_seed(seed)
+        return TensorNet(config)
 
 
 def _check_known(model: TensorNet, frames: Frames) -> None:
