@@ -29,24 +29,24 @@ def array_frames(path: Path, labels: Labels) -> Iterator[dict[str, Any]]:
     InputError
         If the file cannot be read, an array is missing, or their lengths differ.
     """
-    tables = _npz_tables(path) if path.suffix.lower() in NPZ else _hdf5_tables(path, labels)
+    tables = _npz_tables if path.suffix.lower() in NPZ else _hdf5_tables
     name = printable(path)
     try:
-        for group, columns in tables:
-            yield from _frames_of(labels.find(columns), group)
+        for group, found in tables(path, labels):
+            yield from _frames_of(found, group)
     except InputError as error:
         raise InputError(f"{name}: {error}") from error
     except Exception as error:
         raise InputError(f"{name} cannot be read: {first_line(error)}") from error
 
 
-def _npz_tables(path: Path) -> Iterator[tuple[str, Mapping[str, Array]]]:
+def _npz_tables(path: Path, labels: Labels) -> Iterator[tuple[str, dict[str, Any]]]:
     with np.load(path, allow_pickle=False) as arrays:
-        yield "", dict(arrays)
+        yield "", labels.find(arrays)
 
 
-def _hdf5_tables(path: Path, labels: Labels) -> Iterator[tuple[str, Mapping[str, Array]]]:
-    """Yield name and datasets of each group that has positions."""
+def _hdf5_tables(path: Path, labels: Labels) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield name and labels of each group that has positions. Other datasets are not read."""
     if find_spec("h5py") is None:
         raise InputError(f"{path.suffix} files need h5py: {install('tables')}")
     import h5py
@@ -57,14 +57,14 @@ def _hdf5_tables(path: Path, labels: Labels) -> Iterator[tuple[str, Mapping[str,
         groups = [node for node in nodes if isinstance(node, h5py.Group)]
         for group in groups:
             data = {name: node for name, node in group.items() if isinstance(node, h5py.Dataset)}
-            if "positions" in labels.find(data):
-                yield (
-                    group.name.strip("/"),
-                    {name: _read(h5py, node) for name, node in data.items()},
-                )
+            found = labels.find(data)
+            if "positions" in found:
+                arrays = {label: _read(h5py, node) for label, node in found.items()}
+                yield group.name.strip("/"), arrays
 
 
 def _read(h5py: Any, node: Any) -> Array:
+    """Return the content of a dataset, unless its negative has been read already."""
     is_text = h5py.check_string_dtype(node.dtype) is not None
     return np.asarray(node.asstr()[()] if is_text else node[()])
 

@@ -62,17 +62,17 @@ def read_frames(
         raise InputError(f"{printable(files[0])} contains no structures")
     if not skip_bad:
         _refuse(bad, total)
-    if not frames:
-        raise InputError(f"all {total} structures are bad, the first: {bad[0][0]}: {bad[0][1]}")
-    gathered = Frames.of(frames)
-    far = outliers(gathered)
-    bad += [(gathered.name[k], reason) for k, reason in far.items()]
+    far = outliers(Frames.of(frames)) if frames else {}
+    bad += [(frames[k].name, reason) for k, reason in far.items()]
     if not skip_bad:
         _refuse(bad, total)
-    if bad:
-        say(f"leaves out {len(bad)} of {total} structures, the first: {bad[0][0]}: {bad[0][1]}")
     kept = [frame for k, frame in enumerate(frames) if k not in far]
-    return Frames.of(kept) if far else gathered
+    if bad:
+        name, reason = bad[0]
+        if not kept:
+            raise InputError(f"all {total} structures are bad, the first: {name}: {reason}")
+        say(f"leaves out {len(bad)} of {total} structures, the first: {name}: {reason}")
+    return Frames.of(kept)
 
 
 def _refuse(bad: Sequence[tuple[str, str]], total: int) -> None:

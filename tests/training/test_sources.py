@@ -231,3 +231,12 @@ def test_structures_are_joined_and_selected():
     assert joined.fingerprint == both.fingerprint != parts[0].fingerprint
     chosen = np.array([7, 0, 3])
     check(joined.select(chosen), [(IMAGES + CELLS)[k] for k in chosen])
+
+
+def test_files_without_any_good_structure():
+    images = labeled(3)
+    for atoms in images:
+        atoms.calc = None
+    write_xyz(images)
+    with pytest.raises(InputError, match=r"all 3 structures are bad, the first: data\.xyz, frame"):
+        read_frames(["data.xyz"], Labels(), skip_bad=True)
