@@ -80,7 +80,8 @@ References = Annotated[
 Replay = Annotated[
     str | None,
     typer.Option(
-        help="File with labels of the model's own method, to train on as well, with --from.",
+        help="File with labels of the model's own method, such as predict writes, to train on as "
+        "well, with --from.",
         rich_help_panel=MODEL,
     ),
 ]

@@ -33,7 +33,7 @@ class Outputs:
     Parameters
     ----------
     directory : Path
-        The directory, which is created when the first file is written.
+        The directory.
     recipe : Recipe
         Options and data of the training.
     card : str
@@ -46,11 +46,15 @@ class Outputs:
         self._card = card
         self._written_epoch = -1
 
-    def create(self, *, overwrite: bool) -> None:
-        """Create the directory; with ``overwrite``, remove the files of an earlier training."""
+    def create(self) -> None:
+        """Create the directory, unless it exists."""
         with reported(self.directory):
             self.directory.mkdir(parents=True, exist_ok=True)
-            for name in OUTPUTS if overwrite else ():
+
+    def clear(self) -> None:
+        """Remove the files of an earlier training."""
+        with reported(self.directory):
+            for name in OUTPUTS:
                 (self.directory / name).unlink(missing_ok=True)
 
     def load(self, device: torch.device) -> dict[str, Any] | None:

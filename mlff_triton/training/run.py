@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.training.batches import GraphData
 from mlff_triton.training.evaluation import Errors, evaluate
 from mlff_triton.training.frames import Array, Frames, check_trained
+from mlff_triton.training.labels import Labels
 from mlff_triton.training.outputs import PARITY, REPORT, Outputs, check_directory
 from mlff_triton.training.references import fit_references, fit_scale
 from mlff_triton.training.report import parity_figure, report
@@ -149,9 +150,11 @@ def train_files(
     everything = torch.from_numpy(np.concatenate([parts.train, parts.replay]))
     trainer = Trainer(model, graphs, everything, torch.from_numpy(parts.valid), settings)
     outputs = Outputs(out, recipe, "\n".join(facts))
-    state = None if overwrite else outputs.load(target)
-    outputs.create(overwrite=overwrite)
+    outputs.create()
     with outputs.lock():
+        if overwrite:
+            outputs.clear()
+        state = outputs.load(target)
         if state is not None:
             trainer.load(state)
             say(f"continues after step {trainer.step} of {trainer.steps}")
@@ -182,19 +185,16 @@ def _load_base(name: str) -> TensorNet:
 def _read(data: Data, seed: int, say: Callable[[str], None]) -> tuple[Frames, _Parts]:
     """Read all files, and divide their structures."""
 
-    def read(*files: str) -> Frames:
-        return read_frames(files, data.labels, skip_bad=data.skip_bad, say=say)
+    def read(files: Sequence[str], labels: Labels) -> Frames:
+        return read_frames(files, labels, skip_bad=data.skip_bad, say=say)
 
-    whole = read(*data.files)
-    others = {
-        name: read(file)
-        for name, file in (
-            ("valid", data.valid_file),
-            ("test", data.test_file),
-            ("replay", data.replay),
-        )
-        if file is not None
-    }
+    whole = read(data.files, data.labels)
+    given = (
+        ("valid", data.valid_file, data.labels),
+        ("test", data.test_file, data.labels),
+        ("replay", data.replay, Labels()),
+    )
+    others = {name: read([file], labels) for name, file, labels in given if file is not None}
     sizes = {"valid": data.valid, "test": data.test}
     valid, test = (0.0 if name in others else size for name, size in sizes.items())
     split = split_frames(whole, data.split, valid, test, seed)._asdict()

@@ -23,7 +23,7 @@ class Data:
     files : tuple of str
         Files of labeled structures; see `mlff_triton.training.sources.read_frames`.
     labels : Labels
-        Names and units of labels in all files.
+        Names and units of labels in all files but that to replay.
     split : {"random", "group", "given"}
         Division of the structures; see `mlff_triton.training.splits.split_frames`.
     valid, test : float
@@ -31,8 +31,8 @@ class Data:
     valid_file, test_file : str, optional
         Files of structures that take the place of these parts.
     replay : str, optional
-        File of structures that the base model was trained on, or others with its labels, to train
-        on as well.
+        File of structures with labels of the base model's own method, to train on as well; in eV
+        and Å, with names that are recognized, as ``mlff-triton predict`` writes them.
     replay_weight : float
         Their weight in the loss. All others have weight 1.
     skip_bad : bool

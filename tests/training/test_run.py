@@ -16,9 +16,11 @@ from mlff_triton.errors import CheckpointError, InputError, OutputError
 from mlff_triton.model.config import TensorNet2Config
 from mlff_triton.training import trainer as trainer_module
 from mlff_triton.training.evaluation import mae
-from mlff_triton.training.outputs import OUTPUTS
+from mlff_triton.training.labels import Labels
+from mlff_triton.training.outputs import OUTPUTS, Outputs
 from mlff_triton.training.run import Base, train_files
 from mlff_triton.training.settings import Architecture, Data, Settings
+from mlff_triton.units import HARTREE
 from tests.support.disks import largest_file
 from tests.support.labeled import labeled
 
@@ -163,6 +165,16 @@ def test_a_full_disk_loses_nothing():
     assert same(weights("whole"), weights("out"))
 
 
+def test_only_one_training_per_directory():
+    train(stop=lambda: True)
+    before = contents("out", ("checkpoint", "log.csv"))
+    with Outputs(Path("out"), {}, "").lock():
+        for overwrite in (False, True):
+            with pytest.raises(OutputError, match=r"is training in out: wait for its end, stop it"):
+                train(overwrite=overwrite)
+    assert contents("out", ("checkpoint", "log.csv")) == before
+
+
 def test_training_stops_early():
     result = train(settings=Settings(epochs=50, batch=4, lr=1e-9, patience=2, decay=0.0))
     assert result.trainer.is_stopped_early
@@ -241,7 +253,12 @@ class TestFineTuning:
             result.trainer.log[0].valid_loss, before.trainer.log[0].valid_loss, rtol=1e-3
         )
 
-        with_replay = replace(moved, replay="data.xyz", replay_weight=0.5)
+        for atoms in images:
+            atoms.calc.results["energy"] /= HARTREE
+            atoms.calc.results["forces"] /= HARTREE
+        ase.io.write("moved.xyz", images, format="extxyz")
+        labels = Labels(energy_unit="Hartree")  # of the data, and not of what is replayed
+        with_replay = replace(moved, labels=labels, replay="data.xyz", replay_weight=0.5)
         result = train("replayed", data=with_replay, begin=base)
         assert len(result.errors["replay"].frames) == 24
         assert mae(result.errors["replay"].per_atom) < 0.5  # moved with the references
