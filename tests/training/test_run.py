@@ -165,6 +165,23 @@ def test_a_full_disk_loses_nothing():
     assert same(weights("whole"), weights("out"))
 
 
+@pytest.mark.gpu
+def test_a_gpu_trains_alike_and_continues():
+    """One graph serves all batches, which are padded; a GPU sums in another order."""
+    expected = train("cpu").trainer.log
+    calls = []
+
+    def stop():
+        calls.append(1)
+        return len(calls) > 4
+
+    train_files(DATA, Path("out"), SMALL, SHORT, device="cuda", stop=stop)
+    result = train_files(DATA, Path("out"), SMALL, SHORT, device="cuda")
+    assert result.trainer.step == 12
+    for found, row in zip(result.trainer.log, expected, strict=True):
+        assert found.valid_loss == pytest.approx(row.valid_loss, rel=1e-2)
+
+
 def test_only_one_training_per_directory():
     train(stop=lambda: True)
     before = contents("out", ("checkpoint", "log.csv"))
