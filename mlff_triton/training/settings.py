@@ -12,6 +12,8 @@ from mlff_triton.training.loss import Loss
 from mlff_triton.units import BOHR, HARTREE
 
 WARM_UP = 0.05  # of all steps
+MOST = dict.fromkeys(("epochs", "batch", "patience", "warm_up"), 2**31 - 1) | {"seed": 2**63 - 1}
+"""Largest values of whole numbers, which PyTorch can hold."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,9 @@ class Settings:
         for name in ("patience", "seed", "warm_up"):
             if (getattr(self, name) or 0) < 0:
                 raise InputError(f"--{name.replace('_', '-')} must not be negative")
+        for name, most in MOST.items():
+            if (getattr(self, name) or 0) > most:
+                raise InputError(f"--{name.replace('_', '-')} must be at most {most}")
         if not 0 <= self.decay < 1:
             raise InputError(f"--decay must be at least 0 and below 1, not {self.decay:g}")
 

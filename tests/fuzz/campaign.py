@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tarfile
 import tempfile
 import time
 from collections import Counter
@@ -77,7 +78,9 @@ def replay(file: Path, limits: Limits) -> Verdict:
     """Check a case again that an earlier campaign saved."""
     with tempfile.TemporaryDirectory(prefix="fuzz-") as temporary:
         folder = Path(temporary)
-        shutil.unpack_archive(file, folder / isolated.INPUT, filter="tar")
+        # versions of Python before 3.11.4 have no filters
+        filters = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}
+        shutil.unpack_archive(file, folder / isolated.INPUT, **filters)
         case = json.loads((folder / isolated.INPUT / CASE).read_text())
         return isolated.replay(KINDS[case["kind"]], folder, limits)
 

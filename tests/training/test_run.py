@@ -303,3 +303,9 @@ def test_other_kinds_of_models_are_refused_by_name():
     for option in ("epochs", "batch", "lr", "max_gradient"):
         with pytest.raises(InputError, match=f"--{option.replace('_', '-')} must be above 0"):
             Settings(**{option: 0})
+
+
+@pytest.mark.parametrize("option", ["epochs", "batch", "patience", "warm_up", "seed"])
+def test_whole_numbers_that_pytorch_cannot_hold_are_refused(option):
+    with pytest.raises(InputError, match=f"--{option.replace('_', '-')} must be at most"):
+        Settings(**{option: 10**30})

@@ -13,6 +13,7 @@ import ase.io
 import numpy as np
 import typer
 from ase.build import molecule
+from ase.calculators.singlepoint import SinglePointCalculator
 
 from mlff_triton.cli.app import app
 from mlff_triton.cli.main import main
@@ -23,10 +24,12 @@ from tests.fuzz.verdict import problem_of
 from tests.support.checkpoints import save_tiny_model
 
 MODEL = "tiny.safetensors"
+TINY = ("--channels", "8", "--layers", "1", "--rbf", "4")
 USUAL: dict[str, tuple[str, ...]] = {  # arguments that succeed, quickly
     "md": ("water.xyz", "--model", MODEL, "--steps", "2", "--device", "cpu", "--out", "new"),
     "energy": ("water.xyz", "--model", MODEL, "--device", "cpu"),
     "predict": ("water.xyz", "--model", MODEL, "--device", "cpu", "--out", "new.xyz"),
+    "train": ("labeled.xyz", *TINY, "--epochs", "1", "--device", "cpu", "--out", "new"),
     "relax": ("water.xyz", "--model", MODEL, "--steps", "3", "--device", "cpu"),
     "vibrations": ("water.xyz", "--model", MODEL, "--device", "cpu"),
     "info": (MODEL,),
@@ -43,7 +46,17 @@ SLOW = {  # refused at last
     "dock": ("water.xyz", "queries.fa", "--model", "folder"),
 }
 FILES = (
-    *("water.xyz", MODEL, "queries.fa", "targets.fa", "empty", "folder", "folder/new", "noise"),
+    *(
+        "water.xyz",
+        "labeled.xyz",
+        MODEL,
+        "queries.fa",
+        "targets.fa",
+        "empty",
+        "folder",
+        "folder/new",
+        "noise",
+    ),
     *("missing", "fifo", "loop", "/dev/null", "/proc/self/mem", "~nosuchuser/x", "a" * 300, "."),
 )
 WORDS = (
@@ -78,7 +91,12 @@ NPT_ONLY = ("--pressure", "--barostat", "--barostat-time", "--compressibility")
 FURTHER = ("--pressure", "--temperature", "--trajectory")  # of runs that go on
 LARGE = ("2147483648", "9223372036854775808")
 FEW = ("--steps", "2")  # for commands that have lost theirs: the usual numbers take half a minute
-UNBOUNDED = ("--steps", "--extend", "--threads")  # their large values are fine, and take forever
+UNBOUNDED = (
+    "--steps",
+    "--extend",
+    "--threads",
+    "--epochs",
+)  # their large values are fine, and take forever
 
 
 def commands() -> dict[str, Any]:
@@ -94,6 +112,12 @@ def prepare(rng: np.random.Generator, folder: Path) -> None:
     box = molecule("H2O", cell=[6, 7, 8], pbc=True)
     box.set_momenta(0.1 * box.positions)
     ase.io.write(folder / "box.xyz", box, format="extxyz")
+    frames = [molecule("H2O") for _ in range(4)]
+    for frame in frames:
+        frame.rattle(0.05, rng=rng)
+        forces = rng.normal(size=(3, 3))
+        frame.calc = SinglePointCalculator(frame, energy=rng.normal(), forces=forces)
+    ase.io.write(folder / "labeled.xyz", frames, format="extxyz")
     (folder / "queries.fa").write_text(">a\nACGTTA\n>b\nGG\n")
     (folder / "targets.fa").write_text(">c\nACTTA\n>d\nGGC\n")
     (folder / "noise").write_bytes(rng.bytes(1000))
