@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,10 @@ from torch import Tensor
 
 from mlff_triton import Graph, neighbor_list
 from mlff_triton.neighbors.graph import concatenate
+from mlff_triton.training.batches import LISTED, Size, take
 from mlff_triton.training.padding import pad_batch, pad_graph
 
 TRAIN, VALIDATION = 0, 1  # indices of splits
-LISTED = ("row_ptr", "senders", "shifts", "reverse")  # tensors of a neighbor list
-SIGMAS = 4  # standard deviations of the size of batches that the padded size covers
 
 Batch = dict[str, Tensor]
 """Configurations that the model evaluates together, and the neighbor list of their atoms.
@@ -26,15 +24,6 @@ Batch = dict[str, Tensor]
 The keys are those of `mlff_triton.training.padding.pad_batch` with the masks, ``energy`` in eV,
 ``forces`` in eV/Å, and those of `LISTED`.
 """
-
-
-@dataclass(frozen=True)
-class Size:
-    """Numbers of atoms, configurations and edges of a batch."""
-
-    atoms: int
-    configs: int
-    edges: int
 
 
 @dataclass(frozen=True)
@@ -77,29 +66,15 @@ class Dataset:
 
     def room(self, configs: Tensor, count: int) -> Size:
         """Return a size that nearly all batches of ``count`` of the configurations fit in."""
-        atoms, edges = (
-            _room(start.diff()[configs].double(), count)
-            for start in (self.atom_start, self.edge_start)
-        )
-        return Size(atoms + 2, count + 1, 2 * math.ceil(edges / 2))
+        sizes = (start.diff()[configs] for start in (self.atom_start, self.edge_start))
+        return Size.of_most(*sizes, count)
 
     def batch(self, configs: Tensor, room: Size | None = None) -> Batch:
         """Take some configurations, with their atoms and edges renumbered.
 
         The batch is padded to the given size, if there is one and it is large enough.
         """
-        atoms, system = ragged_range(self.atom_start, configs)
-        edges, edge_system = ragged_range(self.edge_start, configs)
-        first_atom, first_edge = starts(self.atom_start, configs), starts(self.edge_start, configs)
-        atom_shift = (first_atom - self.atom_start[configs])[edge_system]
-        edge_shift = (first_edge - self.edge_start[configs])[edge_system]
-        counts = self.graph.row_ptr.diff()[atoms]
-        graph = Graph(
-            row_ptr=torch.cat([counts.new_zeros(1), counts.cumsum(0)]),
-            senders=self.graph.senders[edges] + atom_shift,
-            shifts=self.graph.shifts[edges],
-            reverse=self.graph.reverse[edges] + edge_shift,
-        )
+        atoms, system, graph = take(self.graph, self.atom_start, self.edge_start, configs)
         batch = {
             "z": self.numbers[atoms],
             "pos": self.positions[atoms],
@@ -107,24 +82,12 @@ class Dataset:
             "energy": self.energy[configs],
             "forces": self.forces[atoms],
         }
-        size = Size(len(atoms), len(configs), len(edges))
-        if room is not None and _fits(size, room):
+        size = Size(len(atoms), len(configs), graph.n_edges)
+        if room is not None and size.fits(room):
             size = room
-        padded = pad_batch(batch, size.atoms, size.configs)
+        padded = pad_batch(batch, size.atoms, size.structures)
         graph = pad_graph(graph, size.atoms, size.edges)
         return padded | {name: getattr(graph, name) for name in LISTED}
-
-
-def _room(sizes: Tensor, count: int) -> int:
-    """Return a bound of the sum of ``count`` sizes, which are drawn at random."""
-    mean, spread = float(sizes.mean()), float(sizes.std(correction=0))
-    return math.ceil(count * mean + SIGMAS * math.sqrt(count) * spread)
-
-
-def _fits(size: Size, room: Size) -> bool:
-    """Return True if a batch and the filler that it needs fit into a size."""
-    atoms, configs = room.atoms - size.atoms, room.configs - size.configs
-    return configs > 0 and atoms >= max(configs, 2) and size.edges <= room.edges
 
 
 def load(folder: Path, cutoff: float) -> Dataset:
@@ -158,30 +121,3 @@ def load(folder: Path, cutoff: float) -> Dataset:
         task_names=[str(name) for name in shards[0]["task_names"]],
         split_names=[str(name) for name in shards[0]["split_names"]],
     )
-
-
-def ragged_range(start: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Concatenate ``range(start[r], start[r + 1])`` over the rows.
-
-    Parameters
-    ----------
-    start : int64 [R + 1]
-        Boundaries of all rows.
-    rows : int64 [B]
-        Indices of the rows to take.
-
-    Returns
-    -------
-    members, owner : int64
-        The concatenated ranges, and the index in ``rows`` of each member.
-    """
-    lengths = start.diff()[rows]
-    owner = torch.arange(len(rows), device=rows.device).repeat_interleave(lengths)
-    offset = start[rows] - starts(start, rows)
-    return torch.arange(len(owner), device=rows.device) + offset[owner], owner
-
-
-def starts(start: Tensor, rows: Tensor) -> Tensor:
-    """Return the start of each row after the rows are concatenated."""
-    lengths = start.diff()[rows]
-    return lengths.cumsum(0) - lengths

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from dataset import LISTED, TRAIN, Batch, Dataset
+from dataset import TRAIN, Batch, Dataset
 from torch import Tensor
 
 from mlff_triton import Graph, TensorNet, predict
+from mlff_triton.training.batches import LISTED
 from mlff_triton.units import EV_TO_KCAL_PER_MOL
 
 COLUMNS = ("split", "group", "configurations", "energy_mae_kcal_mol_atom", "force_mae_kcal_mol_A")

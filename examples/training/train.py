@@ -21,12 +21,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from dataset import TRAIN, VALIDATION, Batch, Dataset, load, ragged_range
+from dataset import TRAIN, VALIDATION, Batch, Dataset, load
 from evaluation import error_table, errors, mean_absolute_errors, on_device_of, write_table
 from torch import Tensor
 
 from mlff_triton import TensorNet, TensorNetConfig, save_model
 from mlff_triton._common.interrupt import StopRequest
+from mlff_triton.training.batches import ragged_range
 from mlff_triton.training.step import TrainingStep
 
 WARM_UP = 1000  # steps

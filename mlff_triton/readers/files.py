@@ -84,8 +84,10 @@ def texts_of(path: Path, kind: Format) -> Iterator[bytes]:
         raise InputError(f"{name} cannot be read: {first_line(error)}") from error
 
 
-def frames_of(path: Path) -> Iterator[Atoms | str]:
+def frames_of(path: Path, *, with_results: bool = False) -> Iterator[Atoms | str]:
     """Yield the structure of each frame of a file, or why it cannot be read.
+
+    Structures of formats that ASE reads have no results, unless these are wanted.
 
     Raises
     ------
@@ -95,7 +97,7 @@ def frames_of(path: Path) -> Iterator[Atoms | str]:
     check_size(path)
     kind = find_format(path)
     if kind is None:
-        yield from ase_frames(path)
+        yield from frames_with_results(path) if with_results else ase_frames(path)
         return
     texts = texts_of(path, kind)
     while some := list(islice(texts, TEXTS)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,9 +10,7 @@ import numpy as np
 from ase import Atoms
 from numpy.typing import NDArray
 
-from mlff_triton.readers.announced import check_size
-from mlff_triton.readers.files import TEXTS, frames_with_results, texts_of
-from mlff_triton.readers.formats import find_format
+from mlff_triton.readers.files import frames_of
 
 OWN = ("numbers", "positions")
 
@@ -51,15 +48,8 @@ def labeled_frames(path: Path) -> Iterator[Labeled | str]:
     InputError
         If the file cannot be read, or frames cannot be told apart.
     """
-    check_size(path)
-    kind = find_format(path)
-    if kind is None:
-        yield from map(_labeled, frames_with_results(path))
-        return
-    texts = texts_of(path, kind)
-    while some := list(islice(texts, TEXTS)):
-        for found in kind.structures(some):
-            yield found if isinstance(found, str) else _labeled(found)
+    for found in frames_of(path, with_results=True):
+        yield found if isinstance(found, str) else _labeled(found)
 
 
 def _labeled(atoms: Atoms) -> Labeled:

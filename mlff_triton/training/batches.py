@@ -45,6 +45,15 @@ class Size:
         atoms, structures = other.atoms - self.atoms, other.structures - self.structures
         return structures > 0 and atoms >= max(structures, 2) and self.edges <= other.edges
 
+    @classmethod
+    def of_most(cls, atoms: Tensor, edges: Tensor, count: int) -> Size:
+        """Return a size that nearly all batches of ``count`` structures fit in.
+
+        Numbers of atoms and edges [C] of all structures are given.
+        """
+        n_atoms, n_edges = (_bound(sizes.double(), count) for sizes in (atoms, edges))
+        return cls(n_atoms + 2, count + 1, 2 * math.ceil(n_edges / 2))
+
     def grown(self) -> Size:
         """Return the next larger size for batches of the same number of structures."""
         edges = 2 * math.ceil(GROWTH * self.edges / 2)
@@ -109,10 +118,7 @@ class GraphData:
 
     def size(self, count: int) -> Size:
         """Return a size that nearly all batches of ``count`` structures fit in."""
-        atoms, edges = (
-            _bound(start.diff().double(), count) for start in (self.atom_start, self.edge_start)
-        )
-        return Size(atoms + 2, count + 1, 2 * math.ceil(edges / 2))
+        return Size.of_most(self.atom_start.diff(), self.edge_start.diff(), count)
 
     def batch(self, chosen: Tensor, size: Size | None = None) -> Batch:
         """Take some structures, with their atoms and edges renumbered.
@@ -125,18 +131,7 @@ class GraphData:
             Size to which the batch is padded, or to the first one of its series that is large
             enough. Without it, there is no filler.
         """
-        atoms, system = ragged_range(self.atom_start, chosen)
-        edges, edge_system = ragged_range(self.edge_start, chosen)
-        first_atom, first_edge = _starts(self.atom_start, chosen), _starts(self.edge_start, chosen)
-        atom_shift = (first_atom - self.atom_start[chosen])[edge_system]
-        edge_shift = (first_edge - self.edge_start[chosen])[edge_system]
-        counts = self.graph.row_ptr.diff()[atoms]
-        graph = Graph(
-            row_ptr=torch.cat([counts.new_zeros(1), counts.cumsum(0)]),
-            senders=self.graph.senders[edges] + atom_shift,
-            shifts=self.graph.shifts[edges],
-            reverse=self.graph.reverse[edges] + edge_shift,
-        )
+        atoms, system, graph = take(self.graph, self.atom_start, self.edge_start, chosen)
         batch = {
             "z": self.numbers[atoms],
             "pos": self.positions[atoms],
@@ -144,7 +139,7 @@ class GraphData:
             "forces": self.forces[atoms],
             **{name: tensor[chosen] for name, tensor in self._of_structures.items()},
         }
-        own = Size(len(atoms), len(chosen), len(edges))
+        own = Size(len(atoms), len(chosen), graph.n_edges)
         padded = own if size is None else size
         while not own.fits(padded):
             padded = padded.grown()
@@ -170,6 +165,42 @@ def shuffled(chosen: Tensor, size: int, seed: int, start: int) -> Iterator[Tenso
         start = (epoch + 1) * per_epoch
 
 
+def take(
+    graph: Graph, atom_start: Tensor, edge_start: Tensor, chosen: Tensor
+) -> tuple[Tensor, Tensor, Graph]:
+    """Take the neighbor lists of some structures, with their atoms and edges renumbered.
+
+    Parameters
+    ----------
+    graph : Graph
+        Neighbor list of all structures.
+    atom_start, edge_start : int64 [C + 1]
+        First atom and first edge of each structure, with the totals at the end.
+    chosen : int64 [B]
+        Their indices.
+
+    Returns
+    -------
+    atoms, system : int64 [N]
+        Index of each atom among all, and in ``chosen`` of its structure.
+    Graph
+        Neighbor list of these atoms.
+    """
+    atoms, system = ragged_range(atom_start, chosen)
+    edges, edge_system = ragged_range(edge_start, chosen)
+    first_atom, first_edge = _starts(atom_start, chosen), _starts(edge_start, chosen)
+    atom_shift = (first_atom - atom_start[chosen])[edge_system]
+    edge_shift = (first_edge - edge_start[chosen])[edge_system]
+    counts = graph.row_ptr.diff()[atoms]
+    taken = Graph(
+        row_ptr=torch.cat([counts.new_zeros(1), counts.cumsum(0)]),
+        senders=graph.senders[edges] + atom_shift,
+        shifts=graph.shifts[edges],
+        reverse=graph.reverse[edges] + edge_shift,
+    )
+    return atoms, system, taken
+
+
 def ragged_range(start: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Concatenate ``range(start[r], start[r + 1])`` over the rows.
 
@@ -186,9 +217,9 @@ def ragged_range(start: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         The concatenated ranges, and the index in ``rows`` of each member.
     """
     lengths = start.diff()[rows]
-    owner = torch.arange(len(rows)).repeat_interleave(lengths)
+    owner = torch.arange(len(rows), device=rows.device).repeat_interleave(lengths)
     offset = start[rows] - _starts(start, rows)
-    return torch.arange(len(owner)) + offset[owner], owner
+    return torch.arange(len(owner), device=rows.device) + offset[owner], owner
 
 
 def _starts(start: Tensor, rows: Tensor) -> Tensor:
