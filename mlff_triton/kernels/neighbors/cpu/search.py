@@ -252,7 +252,7 @@ def _find(
         r0, r1, r2 = reach[s, 0], reach[s, 1], reach[s, 2]
         open0, open1, open2 = not periodic[s, 0], not periodic[s, 1], not periodic[s, 2]
         n_bits = _n_bits(bits, s)
-        partners = len(members) if i < n_first else n_first
+        takes_all = i < n_first
         for d0 in range(own[i, 0] - r0, own[i, 0] + r0 + 1):
             t0 = d0 // n0  # the periodic image to which a bin belongs
             for d1 in range(own[i, 1] - r1, own[i, 1] + r1 + 1):
@@ -269,14 +269,15 @@ def _find(
                     if not writes:
                         for m in range(ptr[home], ptr[home + 1]):
                             is_near = _squared_distance(points, p, m, translation) < squared
-                            count += is_near & (members[m] < partners)
+                            count += is_near & (takes_all or members[m] < n_first)
                         continue
                     for m in range(ptr[home], ptr[home + 1]):
                         is_near = _squared_distance(points, p, m, translation) < squared
                         keys[out] = members[m] << n_bits | code
-                        out += is_near & (members[m] != itself) & (members[m] < partners)
+                        is_partner = takes_all or members[m] < n_first
+                        out += is_near & is_partner & (members[m] != itself)
         if not writes:
-            found[i] = count - (i < n_first)  # without itself
+            found[i] = count - takes_all  # without itself
 
 
 @exact_loop
