@@ -49,7 +49,9 @@ class GraphPool:
         return graph, result
 
 
-def record(run: Callable[[], Result], pool: GraphPool) -> tuple[torch.cuda.CUDAGraph, Result]:
+def record(
+    run: Callable[[], Result], pool: GraphPool, rehearse: Callable[[], object] | None = None
+) -> tuple[torch.cuda.CUDAGraph, Result]:
     """Capture a function as a graph, after a first run that compiles its kernels.
 
     Parameters
@@ -58,6 +60,8 @@ def record(run: Callable[[], Result], pool: GraphPool) -> tuple[torch.cuda.CUDAG
         Launches kernels on the current stream.
     pool : GraphPool
         Memory of its tensors.
+    rehearse : callable, optional
+        Runs first, instead of the same function.
 
     Returns
     -------
@@ -70,7 +74,7 @@ def record(run: Callable[[], Result], pool: GraphPool) -> tuple[torch.cuda.CUDAG
     stream = torch.cuda.Stream()
     stream.wait_stream(current)
     with torch.cuda.stream(stream):
-        run()
+        (rehearse or run)()
     current.wait_stream(stream)
     _make_room(stream.device)
     return pool.capture(run, stream)

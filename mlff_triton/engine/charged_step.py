@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mlff_triton.engine.charge_parameters import ChargeParameters
 from mlff_triton.engine.parameters import Parameters
-from mlff_triton.engine.part import Exchange, total
+from mlff_triton.engine.part import Exchange, extend_rows, reduce_rows, total
 from mlff_triton.engine.step import (
     ChargedAtoms,
     Outputs,
@@ -296,8 +296,9 @@ class _Step(NamedTuple):
             *given, slope, accumulate
         )
         if self.exchange is not None:
-            grad_y = self.exchange.reduce(grad_y)
-            grad_sent = self.exchange.reduce(grad_sent[None])[0]
+            n_own = layer.x.shape[1]
+            grad_y = reduce_rows(self.exchange, grad_y, n_own)
+            grad_sent = reduce_rows(self.exchange, grad_sent[None], n_own)[0]
         grad_charges = charge_ops.charge_gradients(
             grad_sent, by_edge, by_atom, network, edges, by_charge
         )
@@ -334,7 +335,7 @@ class _Step(NamedTuple):
 
     def _extend(self, own: Tensor) -> Tensor:
         """Append tensors [K, n, F] of senders that are atoms of other parts."""
-        return own if self.exchange is None else self.exchange.extend(own)
+        return own if self.exchange is None else extend_rows(self.exchange, own)
 
     @property
     def _sum_parts(self) -> SumParts | None:

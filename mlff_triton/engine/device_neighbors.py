@@ -168,6 +168,8 @@ class DeviceNeighbors:
         The atoms.
     """
 
+    names: Tensor | None = None  # what atoms are called as senders: see `edges`
+
     def __init__(self, model: DeviceModel, atoms: AtomBuffers) -> None:
         self.layout = 0
         self._model = model
@@ -270,6 +272,7 @@ class DeviceNeighbors:
             model.dtype,
             rows_ascend=self.matrix is self._found,
             others=status,
+            names=self.names,
         )
 
     @property

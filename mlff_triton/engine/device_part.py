@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from mlff_triton.engine.batch import to_tensor
+from mlff_triton.engine.device_borders import DeviceBorders
 from mlff_triton.engine.device_neighbors import AtomBuffers, DeviceModel, DeviceNeighbors
 from mlff_triton.engine.device_state import DeviceState, pinned
 from mlff_triton.engine.part import PartAtoms, PartPrediction, virials_of
-from mlff_triton.engine.step import Outputs, Systems, evaluate_part
+from mlff_triton.engine.step import Extend, Outputs, Systems, evaluate_part
 from mlff_triton.engine.step_graph import StepGraph
 from mlff_triton.engine.totals import WIDTH, Totals
 from mlff_triton.kernels.neighbors.shells import count_hops, renumbered, sort_by_hops
@@ -48,18 +49,25 @@ class PartNeighbors(DeviceNeighbors):
         Cutoff, skin and capacity.
     atoms : AtomBuffers
         The atoms of the part, and padding as a second system.
+    borders : DeviceBorders or None
+        Rows of atoms at the borders, with an exchange.
 
     Attributes
     ----------
     n_own : int32 [1]
         Number of own atoms.
     sizes : list of int
-        Rows of atoms with h hops, for each h up to the number of layers.
+        Rows of atoms with h hops, for each h up to the number of layers; with an exchange, those of
+        own atoms only.
     """
 
-    def __init__(self, model: DeviceModel, atoms: AtomBuffers) -> None:
+    def __init__(
+        self, model: DeviceModel, atoms: AtomBuffers, borders: DeviceBorders | None
+    ) -> None:
         super().__init__(model, atoms)
-        n_shells = model.parameters.config.num_layers + 1
+        self._borders = borders
+        self.names = None if borders is None else borders.names
+        n_shells = 1 if borders else model.parameters.config.num_layers + 1
         self.n_own = torch.zeros(1, dtype=torch.int32, device=model.device)
         # Until hops are known
         self.sizes = [len(atoms.positions) // ALIGNMENT // n_shells * ALIGNMENT] * n_shells
@@ -72,15 +80,21 @@ class PartNeighbors(DeviceNeighbors):
 
     @property
     def rows(self) -> list[int]:
-        """Rows of atoms with at most h hops, for each h up to the number of layers."""
-        return list(accumulate(self.sizes))
+        """Rows that are computed for h hops, for each h up to the number of layers."""
+        n_layers = self._model.parameters.config.num_layers
+        return self.sizes * (n_layers + 1) if self._borders else list(accumulate(self.sizes))
 
     def launch(self, wanted: Tensor | None = None) -> None:
         """Launch the kernels that build the matrix, and that sort atoms into shells."""
         super().launch(wanted)
         n_atoms = self._atoms.system_ptr[1:2]
         self._hops = count_hops(self._found, self.n_own, n_atoms, len(self.sizes) - 1)
+        self._sort_atoms()
+
+    def _sort_atoms(self) -> None:
         sort_by_hops(self._found, *self._hops, self._sizes, self.matrix)
+        if self._borders is not None:
+            self._borders.name(self.matrix, self.n_own, self.sizes[0])
 
     def fit(self) -> None:
         """Build the matrix with as many slots, and shells with as many rows, as they need.
@@ -99,7 +113,7 @@ class PartNeighbors(DeviceNeighbors):
             self._sizes.copy_(torch.tensor(sizes))
             self.layout += 1
         self._are_hops_known = True
-        sort_by_hops(self._found, *self._hops, self._sizes, self.matrix)
+        self._sort_atoms()
 
     def _best_sizes(self) -> list[int]:
         """Return the sizes of shells with a reserve, which become smaller only if that pays."""
@@ -109,6 +123,8 @@ class PartNeighbors(DeviceNeighbors):
             return least
         pairs = zip(least, self.sizes, strict=True)
         kept = [new if is_wasteful(old, new) else max(old, new) for new, old in pairs]
+        if self._borders is not None:
+            n_beyond = max(n_beyond, self._borders.n_others)  # whose species follow the first rows
         return kept if sum(kept) + n_beyond <= len(self._atoms.positions) else least
 
 
@@ -123,17 +139,20 @@ class PartState(DeviceState):
         Number of atoms and padding.
     charge : float
         Total charge of the whole system in elementary charges.
+    exchanges : bool
+        True if processes exchange tensors.
     """
 
     neighbors: PartNeighbors
 
-    def __init__(self, model: DeviceModel, n_rows: int, charge: float) -> None:
+    def __init__(self, model: DeviceModel, n_rows: int, charge: float, *, exchanges: bool) -> None:
+        self._borders = DeviceBorders(n_rows, model.device) if exchanges else None
         super().__init__(model, n_rows, 2)
         self._charge = torch.full((2,), charge, dtype=torch.float64, device=model.device)
         self.atoms.cell.copy_(torch.eye(3, dtype=torch.float64))
 
     def _make_neighbors(self) -> PartNeighbors:
-        return PartNeighbors(self.model, self.atoms)
+        return PartNeighbors(self.model, self.atoms, self._borders)
 
     def set_part(self, part: PartAtoms) -> None:
         """Upload other atoms, fewer than there are rows.
@@ -158,17 +177,48 @@ class PartState(DeviceState):
         )
         systems.offsets[part.n_own :] = 0
         self._set_systems(systems)
+        if self._borders is not None and self._borders.set_part(self.model.parameters, part):
+            self.neighbors.layout += 1
+            self._is_built = False  # so that rows of other parts find room
         self.expire()
         if is_wasteful(self.neighbors.sizes[0], reserved(part.n_own)):
             self._is_built = False  # so that shells get other sizes
 
+    def _sort(self) -> None:
+        super()._sort()
+        if self._borders is not None:
+            assert self._sorted is not None
+            first = self.neighbors.sizes[0]
+            self._borders.sort(self.neighbors.matrix.rank, self._sorted.species, first)
+
     def launch(self) -> Outputs:
-        """Launch the kernels of a step; a matrix must have been built."""
+        """Launch the kernels of a step, without an exchange; a matrix must have been built."""
+        self.launch_edges()
+        return self.rehearse()
+
+    def launch_edges(self) -> Tensor:
+        """Launch the kernel that finds the edges, and return the highest status of any atom, []."""
+        self._near, self._status = self.neighbors.edges()
+        return self._status.max()
+
+    def launch_network(self) -> Outputs:
+        """Launch the kernels of the network, with the edges that were found last."""
+        return self._launch_network(None if self._borders is None else self._borders.extend)
+
+    def rehearse(self) -> Outputs:
+        """Do the same, but leave out what other processes would send."""
+        return self._launch_network(None if self._borders is None else self._borders.rehearse)
+
+    def _launch_network(self, extend: Extend | None) -> Outputs:
         assert self._sorted is not None
         model = self.model
-        near, self._status = self.neighbors.edges()
-        given = model.operators, model.parameters, self._sorted, near, self._status
-        return evaluate_part(*given, self.neighbors.rows)
+        given = model.operators, model.parameters, self._sorted, self._near, self._status
+        return evaluate_part(*given, self.neighbors.rows, extend)
+
+    @property
+    def is_queued(self) -> bool:
+        """True if CUDA graphs may contain the network."""
+        return self._borders is None or self._borders.is_queued
 
 
 class PartBuffers:
@@ -182,14 +232,18 @@ class PartBuffers:
         Number of atoms and padding.
     charge : float
         Total charge of the whole system in elementary charges.
+    exchanges : bool
+        True if processes exchange tensors.
     """
 
-    def __init__(self, model: DeviceModel, n_rows: int, charge: float) -> None:
-        self.n_rows = n_rows
-        self._state = PartState(model, n_rows, charge)
+    def __init__(self, model: DeviceModel, n_rows: int, charge: float, *, exchanges: bool) -> None:
+        self.n_rows, self.exchanges = n_rows, exchanges
+        self._state = PartState(model, n_rows, charge, exchanges=exchanges)
+        self._look: StepGraph[Tensor] = StepGraph(model.pool)
         self._round_trip: StepGraph[Outputs] = StepGraph(model.pool)
         self._padding = _far_apart(n_rows, 2 * self._state.neighbors.radius)
         self._staging = pinned(model.device, n_rows, 3)
+        self._status = pinned(model.device, dtype=torch.int32)
         self._totals = Totals(pinned(model.device, 2, WIDTH))
         self._forces = pinned(model.device, n_rows, 3)
         self._energies = pinned(model.device, n_rows)
@@ -208,8 +262,9 @@ class PartBuffers:
         if self._state.is_due:  # the matrix is built before the step uploads positions
             check_positions(positions)  # as a new matrix cannot say what is wrong
             self._upload()
-        self._state.settle(self._run)
-        virials = virials_of(self._outputs.atoms[1:, :n_atoms].cpu()) if per_atom else None
+        self._state.settle(self._find_edges)
+        outputs = self._compute()
+        virials = virials_of(outputs.atoms[1:, :n_atoms].cpu()) if per_atom else None
         return PartPrediction(
             energy=float(self._totals.energy[0]),
             forces=self._forces.numpy()[:n_atoms],
@@ -218,17 +273,29 @@ class PartBuffers:
             atom_virials=virials,
         )
 
-    def _run(self) -> int:
-        """Run a step with its transfers, and return the highest status of any atom."""
-        layout = self._state.neighbors.layout
-        self._outputs = self._round_trip.run(self._launch, layout)
+    def _find_edges(self) -> int:
+        """Upload positions, find the edges, and return the highest status of any atom."""
+        self._look.run(self._launch_edges, self._state.neighbors.layout)
         self._state.wait()
-        return int(self._totals.status[0])
+        return int(self._status)
 
-    def _launch(self) -> Outputs:
-        """Launch uploads, step and downloads: one graph, as calls cost more than small copies."""
+    def _launch_edges(self) -> Tensor:
         self._upload()
-        outputs = self._state.launch()
+        return self._status.copy_(self._state.launch_edges(), non_blocking=True)
+
+    def _compute(self) -> Outputs:
+        """Compute the network, and download the results."""
+        state, layout = self._state, self._state.neighbors.layout
+        if state.is_queued:
+            outputs = self._round_trip.run(self._launch_network, layout, state.rehearse)
+        else:
+            outputs = self._launch_network()
+        state.wait()
+        return outputs
+
+    def _launch_network(self) -> Outputs:
+        """Launch network and downloads: one graph, as calls cost more than small copies."""
+        outputs = self._state.launch_network()
         self._totals.values.copy_(outputs.totals.values, non_blocking=True)
         self._forces.copy_(outputs.forces, non_blocking=True)
         self._energies.copy_(outputs.atom_energies, non_blocking=True)
@@ -266,13 +333,27 @@ class DevicePart:
     def set_atoms(self, atoms: PartAtoms) -> None:
         """Replace all atoms, in the same buffers if they have rows for them, but not too many."""
         n_atoms, self._part = len(atoms.numbers), None
-        least = reserved(n_atoms) + ALIGNMENT * (self._model.parameters.config.num_layers + 1)
+        exchanges, n_shells = atoms.exchange is not None, 1
+        if atoms.exchange is None:
+            n_shells += self._model.parameters.config.num_layers
+        else:
+            n_atoms = max(n_atoms, atoms.exchange.n_rows)
+        least = reserved(n_atoms) + ALIGNMENT * (n_shells + 1)
         with self._on_gpu(atoms):
-            if self._buffers is None or not least <= self._buffers.n_rows <= 2 * least:
+            if not self._fits(least, exchanges=exchanges):
                 self._buffers = None  # before others are allocated
-                self._buffers = PartBuffers(self._model, reserved(least, 8), self._charge)
+                size = reserved(least, 8)
+                self._buffers = PartBuffers(self._model, size, self._charge, exchanges=exchanges)
+            assert self._buffers is not None
             self._buffers.set_part(atoms)
         self._part = atoms
+
+    def _fits(self, least: int, *, exchanges: bool) -> bool:
+        """Return True if the buffers are of this kind, and have rows enough, but not too many."""
+        buffers = self._buffers
+        if buffers is None or buffers.exchanges != exchanges:
+            return False
+        return least <= buffers.n_rows <= 2 * least
 
     def step(self, positions: FloatArray, *, per_atom: bool) -> PartPrediction:
         """Compute the current atoms, of which at least one is own, in Å and eV."""

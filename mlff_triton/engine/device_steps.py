@@ -141,6 +141,12 @@ class DeviceSteps(Steps):
         """Distance in Å up to which atoms influence the energy of an atom."""
         return reach(self._model.parameters.config)
 
+    @property
+    def exchange_reach(self) -> float | None:
+        """Distance in Å up to which parts with an exchange need ghosts; None for a TensorNet2."""
+        p = self._model.parameters
+        return p.cutoff if p.charges is None else None
+
     def part(self, charge: float) -> DevicePart:
         """Return the steps of a part of a system with a total charge in elementary charges."""
         return DevicePart(self._model, charge, self._on_gpu)

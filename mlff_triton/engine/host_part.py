@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from mlff_triton.engine.batch import to_tensor
 from mlff_triton.engine.charged_step import Geometry, Operators, evaluate_charged_part
 from mlff_triton.engine.parameters import Parameters
-from mlff_triton.engine.part import PartAtoms, PartPrediction, virials_of
+from mlff_triton.engine.part import PartAtoms, PartPrediction, extend_rows, virials_of
 from mlff_triton.engine.step import ChargedAtoms, Systems, evaluate_part
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.model.tensornet import TensorNet
@@ -180,7 +181,7 @@ class SequencePart(ListPart):
             self._systems.sort(order, systems)
             edges = _sorted(edges, order)
         else:
-            extend = exchange.extend
+            extend = partial(extend_rows, exchange)
         given = self._operators.network, p, systems, edges, status
         outputs = evaluate_part(*given, rows, extend)
         return outputs.forces, outputs.atoms

@@ -34,14 +34,25 @@ def reach(config: TensorNetConfig) -> float:
 class Exchange(Protocol):
     """Exchange of tensors of atoms at the borders of parts, while their steps are computed.
 
-    With it, ghosts are needed within one cutoff only, and no atom is computed by two parts.
+    With it, ghosts are needed within one cutoff only, and no atom is computed by two parts. All
+    parts with own atoms call its methods equally often, and wait for what others send to them. The
+    others do not call, as they have nothing to give and need nothing.
 
     Attributes
     ----------
     rows : int32 [ghosts]
-        Row of the atom that each ghost is a copy of: an own atom, or one that `extend` appends.
+        Row of the atom that each ghost is a copy of: an own atom, or one of the rows that follow,
+        of atoms of other parts.
     n_rows : int
-        Number of rows.
+        Number of rows. Some may have no ghost, so that this number can last.
+    given : int32 [S]
+        Own atoms of which other parts have ghosts, in the order in which they are sent.
+    plan : object
+        What `trade` sends and receives, as far as it is the same for all exchanges of equal plans.
+    is_queued : bool
+        True if `trade` queues its work on the current stream, so that a CUDA graph may contain it.
+    index : int
+        Position of this part among those whose tensors `gather` returns.
     """
 
     @property
@@ -52,43 +63,39 @@ class Exchange(Protocol):
     def n_rows(self) -> int:
         """Same as the attribute."""
 
-    def extend(self, own: Tensor) -> Tensor:
-        """Append the tensors of other parts to those of own atoms.
+    @property
+    def given(self) -> NDArray[np.int32]:
+        """Same as the attribute."""
 
-        All parts call this equally often, each with its own tensors, and wait for those that they
-        need. Parts without own atoms do not call, as they have nothing to give and need nothing.
+    @property
+    def plan(self) -> object:
+        """Same as the attribute."""
 
-        Parameters
-        ----------
-        own : [K, n_own, F]
-            Tensors of own atoms.
+    @property
+    def is_queued(self) -> bool:
+        """Same as the attribute."""
 
-        Returns
-        -------
-        [K, n_rows, F]
-        """
+    @property
+    def index(self) -> int:
+        """Same as the attribute."""
 
-    def reduce(self, rows: Tensor) -> Tensor:
-        """Add what all parts found for each atom: the adjoint of `extend`, called like it.
-
-        Sums have a fixed order, so they are reproducible.
+    def trade(self, sent: Tensor, received: Tensor, *, back: bool = False) -> None:
+        """Send a row of values per atom, and overwrite others with what arrives.
 
         Parameters
         ----------
-        rows : [K, n_rows, F]
-            Gradients of own atoms and of those of other parts; may be overwritten.
-
-        Returns
-        -------
-        [K, n_own, F]
-            Gradients of own atoms.
+        sent : [S, ...]
+            Values of the own atoms that are given.
+        received : [M, ...]
+            Output: values of the M rows of other parts.
+        back : bool
+            If True, values go the opposite way: ``sent`` has M rows and ``received`` S.
         """
 
     def gather(self, own: Tensor) -> list[Tensor]:
         """Return the tensors of all parts that have atoms, in the same order on all of them.
 
-        These parts call it equally often, and wait for one another. Only models with charges need
-        it.
+        Only models with charges need it.
 
         Parameters
         ----------
@@ -96,9 +103,27 @@ class Exchange(Protocol):
             Any tensor; others may have another n.
         """
 
-    @property
-    def index(self) -> int:
-        """Position of this part among those whose tensors `gather` returns."""
+
+def extend_rows(exchange: Exchange, own: Tensor) -> Tensor:
+    """Append the tensors of other parts to those of own atoms: [K, n_own, F] -> [K, n_rows, F]."""
+    per_atom = own.transpose(0, 1)
+    sent = per_atom.index_select(0, torch.from_numpy(exchange.given).to(own.device))
+    received = own.new_empty(exchange.n_rows - len(per_atom), *per_atom.shape[1:])
+    exchange.trade(sent, received)
+    return torch.cat([own, received.transpose(0, 1)], dim=1) if len(received) else own
+
+
+def reduce_rows(exchange: Exchange, rows: Tensor, n_own: int) -> Tensor:
+    """Add what all parts found for each atom: [K, n_rows, F] -> [K, n_own, F].
+
+    This is the adjoint of `extend_rows`. Sums have a fixed order, so they are reproducible.
+    """
+    own = rows[:, :n_own].contiguous()
+    sent = rows[:, n_own:].transpose(0, 1).contiguous()
+    received = sent.new_empty(len(exchange.given), *sent.shape[1:])
+    exchange.trade(sent, received, back=True)
+    given = torch.from_numpy(exchange.given).to(own.device)
+    return own.index_add_(1, given, received.transpose(0, 1))
 
 
 def total(exchange: Exchange, values: Tensor) -> Tensor:
@@ -113,15 +138,13 @@ class OwnImages:
     rows: NDArray[np.int32]
     n_rows: int
 
+    given = np.zeros(0, dtype=np.int32)
+    plan = None
+    is_queued = True
     index = 0
 
-    def extend(self, own: Tensor) -> Tensor:
-        """Return the same tensors; see `Exchange.extend`."""
-        return own
-
-    def reduce(self, rows: Tensor) -> Tensor:
-        """Return the same gradients; see `Exchange.reduce`."""
-        return rows
+    def trade(self, sent: Tensor, received: Tensor, *, back: bool = False) -> None:
+        """Do nothing, as there are no other parts."""
 
     def gather(self, own: Tensor) -> list[Tensor]:
         """Return the only tensor; see `Exchange.gather`."""
@@ -180,22 +203,26 @@ class PartAtoms:
 
     @property
     def row_numbers(self) -> IntArray:
-        """Atomic number of each row, int64 [rows]."""
-        rows = self.rows
-        numbers = np.zeros(rows.max(initial=-1) + 1, dtype=np.int64)
-        numbers[rows] = self.numbers
+        """Atomic number of each row, int64 [rows]; that of any atom for rows without one."""
+        n_rows = len(self.numbers) if self.exchange is None else self.exchange.n_rows
+        numbers = np.full(n_rows, self.numbers[0])
+        numbers[self.rows] = self.numbers
         return numbers
 
 
 def _check_rows(exchange: Exchange, n_own: int, n_atoms: int) -> None:
-    """Check that ghosts have rows, and all rows of other parts have a ghost."""
-    rows, n_rows = exchange.rows, exchange.n_rows
-    others = np.unique(rows[rows >= n_own])
-    is_complete = np.array_equal(others, np.arange(n_own, n_rows))
-    if len(rows) != n_atoms - n_own or rows.min(initial=0) < 0 or not is_complete:
+    """Check that each ghost has a row, and that only own atoms are given."""
+    rows, n_rows, given = exchange.rows, exchange.n_rows, exchange.given
+    is_valid = (
+        len(rows) == n_atoms - n_own
+        and n_rows >= n_own
+        and 0 <= rows.min(initial=0) <= rows.max(initial=0) < max(n_rows, 1)
+        and 0 <= given.min(initial=0) <= given.max(initial=0) < max(n_own, 1)
+    )
+    if not is_valid:
         raise InputError(
-            f"an exchange for {n_own} own atoms and {n_atoms - n_own} ghosts needs a row for each "
-            f"ghost and a ghost for each of its {n_rows} rows that is not an own atom's"
+            f"an exchange for {n_own} own atoms and {n_atoms - n_own} ghosts needs one of its "
+            f"{n_rows} rows for each ghost, the first ones for own atoms, and gives own atoms"
         )
 
 

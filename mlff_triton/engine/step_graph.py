@@ -37,7 +37,12 @@ class StepGraph(Generic[Result]):
         self._layout = self._layout_without_graph = -1
         self._captured: tuple[torch.cuda.CUDAGraph, Result] | None = None
 
-    def run(self, launch: Callable[[], Result], layout: int) -> Result:
+    def run(
+        self,
+        launch: Callable[[], Result],
+        layout: int,
+        rehearse: Callable[[], object] | None = None,
+    ) -> Result:
         """Queue the launches of a function.
 
         Parameters
@@ -48,6 +53,8 @@ class StepGraph(Generic[Result]):
         layout : int
             Identifies the addresses of the buffers that it uses. The graph is captured again when
             it differs from that of the last call.
+        rehearse : callable, optional
+            Does the same without effects on other processes. It runs before a capture.
 
         Returns
         -------
@@ -60,9 +67,9 @@ class StepGraph(Generic[Result]):
             self.discard()  # before a new capture takes memory from the same pool
         if self._captured is None:
             if not self._keeps_state:
-                compile_ahead(launch)
+                compile_ahead(rehearse or launch)
             try:
-                self._captured = record(launch, self._pool)
+                self._captured = record(launch, self._pool, rehearse)
             except torch.OutOfMemoryError:
                 if self._keeps_state:
                     raise

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from contextlib import contextmanager
+from threading import Barrier, Lock
 
 import numpy as np
 import torch
@@ -21,59 +22,107 @@ class Board:
     """A place for parts to post tensors of their own atoms, and to wait for those of others."""
 
     def __init__(self, n_parts: int) -> None:
+        self._takes_turns = False
         self._barrier = Barrier(n_parts, timeout=60)
         self._posted: list[Tensor] = [torch.empty(0)] * n_parts
+        self._lock = Lock()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Let one part compute at a time, as Triton's interpreter requires, until it posts."""
+        self._takes_turns = True
+        with self._lock:
+            yield
 
     def post(self, part: int, own: Tensor) -> list[Tensor]:
         """Post tensors of a part, and return those of all parts."""
         self._posted[part] = own
+        if self._takes_turns:
+            self._lock.release()
         self._barrier.wait()
         posted = list(self._posted)
         self._barrier.wait()  # before others are posted
+        if self._takes_turns:
+            self._lock.acquire()
         return posted
 
 
 class BoardExchange:
-    """Exchange of one part; see `mlff_triton.engine.part.Exchange`."""
+    """Exchange of one part; see `mlff_triton.engine.part.Exchange`.
 
-    def __init__(self, board: Board, me: int, parts: Sequence[Part]) -> None:
+    ``unused`` rows without ghosts follow all others.
+    """
+
+    plan = None
+    is_queued = False
+
+    def __init__(self, board: Board, me: int, parts: Sequence[Part], unused: int = 0) -> None:
         self._board, self.index = board, me
         part, n_own = parts[me], parts[me].n_own
         rows = {atom: k for k, atom in enumerate(part.index[:n_own])}
         ghosts, others = part.index[n_own:], _others(part)
         rows |= {atom: n_own + k for k, atom in enumerate(others)}
         self.rows: NDArray[np.int32] = np.array([rows[atom] for atom in ghosts], dtype=np.int32)
-        self.n_rows, self._n_own = n_own + len(others), n_own
-        owner = {
-            atom: (k, row)
-            for k, each in enumerate(parts)
-            for row, atom in enumerate(each.index[: each.n_own])
-        }
-        self._others = [owner[atom] for atom in others]
-        self._given = [
-            (k, each.n_own + row, owner[atom][1])
-            for k, each in enumerate(parts)
-            for row, atom in enumerate(_others(each))
-            if owner[atom][0] == me
+        self.n_rows = n_own + len(others) + unused
+        given = [_given(parts, k) for k in range(len(parts))]
+        self.given = np.array([atom for *_, atom in given[me]], dtype=np.int32)
+        self._takers = [(taker, row) for taker, row, _ in given[me]]
+        self._givers = [
+            next(
+                (k, s)
+                for k, all_given in enumerate(given)
+                for s, g in enumerate(all_given)
+                if g[:2] == (me, row)
+            )
+            for row in range(len(others))
         ]
 
-    def extend(self, own: Tensor) -> Tensor:
-        """Append the tensors of other parts."""
-        posted = self._board.post(self.index, own)
-        found = [posted[k][:, row, None] for k, row in self._others]
-        return torch.cat([own, *found], 1)
-
-    def reduce(self, rows: Tensor) -> Tensor:
-        """Add what other parts found for own atoms."""
-        posted = self._board.post(self.index, rows)
-        own = rows[:, : self._n_own].clone()
-        for part, row, atom in self._given:
-            own[:, atom] += posted[part][:, row]
-        return own
+    def trade(self, sent: Tensor, received: Tensor, *, back: bool = False) -> None:
+        """Send a row per atom to other parts, or back."""
+        posted = self._board.post(self.index, sent)
+        sources = self._takers if back else self._givers
+        for k, (part, row) in enumerate(sources):
+            received[k] = posted[part][row]
 
     def gather(self, own: Tensor) -> list[Tensor]:
         """Return the tensors of all parts with atoms."""
         return self._board.post(self.index, own)
+
+
+class Echo:
+    """Exchange of a part with itself: the first images of own atoms count as atoms of others."""
+
+    is_queued = True
+    index = 0
+
+    def __init__(self, part: Part, n_echoes: int, unused: int = 0) -> None:
+        own = {atom: k for k, atom in enumerate(part.index[: part.n_own])}
+        rows = np.array([own[atom] for atom in part.index[part.n_own :]], dtype=np.int32)
+        self.given = np.unique(rows[:n_echoes]).astype(np.int32)
+        place = np.searchsorted(self.given, rows[:n_echoes])
+        rows[:n_echoes] = part.n_own + place
+        self.rows, self.n_rows = rows, part.n_own + len(self.given) + unused
+        self.plan = len(self.given)
+
+    def trade(self, sent: Tensor, received: Tensor, *, back: bool = False) -> None:
+        """Copy rows."""
+        assert not back
+        received[: len(sent)] = sent
+
+    def gather(self, own: Tensor) -> list[Tensor]:
+        """Return the only tensor."""
+        return [own]
+
+
+def _given(parts: Sequence[Part], me: int) -> list[tuple[int, int, int]]:
+    """Return the part, its row among those of others, and the own atom, for all that is given."""
+    own = {atom: k for k, atom in enumerate(parts[me].index[: parts[me].n_own])}
+    return [
+        (k, row, own[atom])
+        for k, part in enumerate(parts)
+        for row, atom in enumerate(_others(part))
+        if atom in own
+    ]
 
 
 def _others(part: Part) -> list[int]:
@@ -86,14 +135,19 @@ class ExchangingParts:
     """Steps of all parts at once, each in a thread with an engine of its own."""
 
     def __init__(
-        self, engines: Sequence[Engine], atoms: Atoms, parts: Sequence[Part], charge: int = 0
+        self,
+        engines: Sequence[Engine],
+        atoms: Atoms,
+        parts: Sequence[Part],
+        charge: int = 0,
+        unused: int = 0,
     ) -> None:
         filled = [k for k, part in enumerate(parts) if part.n_own]
         board = Board(len(filled))
         self.exchanges: list[BoardExchange | None] = [None] * len(parts)
         kept = [parts[k] for k in filled]
         for place, k in enumerate(filled):
-            self.exchanges[k] = BoardExchange(board, place, kept)
+            self.exchanges[k] = BoardExchange(board, place, kept, unused)
         self._parts = parts
         self._systems = [engine.part(charge) for engine in engines]
         for system, part, exchange in zip(self._systems, parts, self.exchanges, strict=True):

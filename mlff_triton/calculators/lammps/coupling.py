@@ -18,13 +18,14 @@ from mlff_triton._common.version import __version__
 from mlff_triton.calculators._plausibility import unknown_bonds, unknown_shells
 from mlff_triton.calculators.lammps.contacts import ContactChecks
 from mlff_triton.calculators.lammps.coverage import check_coverage
-from mlff_triton.calculators.lammps.exchange import FeatureExchange
+from mlff_triton.calculators.lammps.exchange import FeatureExchange, HostTransport, Transport
 from mlff_triton.calculators.lammps.guard import Guard
 from mlff_triton.calculators.lammps.owners import find_owners
 from mlff_triton.calculators.lammps.ranks import (
     agreed,
     check_same,
     choose_device,
+    choose_transport,
     communicator,
     end_all,
     end_together,
@@ -225,6 +226,7 @@ class Coupling:
         self._at_exchange: FloatArray = np.zeros((0, 3))
         self._moved: FloatArray = np.zeros((0, 3))  # a buffer
         self._reverse: ReverseCommunication | None = None
+        self._transport: Transport = HostTransport(comm)
         self._exchange: FeatureExchange | None = None
         self._last_step = -2  # precedes none
         self._contacts = ContactChecks(limits_time=engine.device.type == "cuda")
@@ -233,6 +235,8 @@ class Coupling:
     def attach(self) -> None:
         """Make the ``fix external`` in LAMMPS, and let LAMMPS communicate enough ghosts."""
         lmp, cutoff = self._lmp, self._reach + self._skin
+        with agreed(self._comm):
+            self._transport = choose_transport(self._comm, self.engine.device)
         self.guard.check_groups()
         if lmp.has_id("fix", FIX):
             lmp.command(f"unfix {FIX}")
@@ -358,7 +362,8 @@ class Coupling:
         owners = find_owners(self._comm, self._tags, n_own)
         self._reverse = ReverseCommunication(self._comm, owners, n_own)
         if self._exchanges:
-            self._exchange = FeatureExchange(self._comm, owners, n_own)
+            given = self._comm, owners, n_own, self._transport
+            self._exchange = FeatureExchange(*given, self._exchange)
         if len(self._at_exchange) == n_own:
             check_coverage(self._lmp, self._at_exchange, self._reverse.n_copies, self._reach)
 

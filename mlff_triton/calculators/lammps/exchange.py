@@ -2,18 +2,60 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mlff_triton.calculators.lammps.owners import Owners, counts_of, send_counts, send_rows
+from mlff_triton.calculators.lammps.owners import Counts, Owners, counts_of, send_counts, send_rows
 
 Messages = list[tuple[int, Tensor]]
 """Tensors, and the rank that each goes to or comes from."""
 
 _INDEX_BITS = 32
+
+
+class Transport(Protocol):
+    """How tensors get from rank to rank.
+
+    Attributes
+    ----------
+    is_queued : bool
+        True if `deliver` queues its work on the current stream of a GPU.
+    """
+
+    @property
+    def is_queued(self) -> bool:
+        """Same as the attribute."""
+
+    def deliver(self, sent: Messages, received: Messages) -> None:
+        """Send contiguous tensors, and overwrite others with what arrives."""
+
+
+class HostTransport:
+    """Tensors that MPI sends from the host's memory.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm
+        Communicator of all ranks.
+    """
+
+    is_queued = False
+
+    def __init__(self, comm: Any) -> None:
+        self._comm = comm
+
+    def deliver(self, sent: Messages, received: Messages) -> None:
+        """Send tensors, and wait for those that arrive; see `Transport.deliver`."""
+        arriving = [(rank, torch.empty_like(tensor, device="cpu")) for rank, tensor in received]
+        requests = [self._comm.Irecv(tensor.numpy(), rank) for rank, tensor in arriving]
+        requests += [self._comm.Isend(tensor.cpu().numpy(), rank) for rank, tensor in sent]
+        for request in requests:
+            request.Wait()
+        for (_, tensor), (_, arrived) in zip(received, arriving, strict=True):
+            tensor.copy_(arrived)
 
 
 class FeatureExchange:
@@ -31,54 +73,60 @@ class FeatureExchange:
         Owners of all ghosts.
     n_own : int
         Number of own atoms. A rank without any needs no ghosts.
+    transport : Transport
+        How tensors get from rank to rank.
+    last : FeatureExchange, optional
+        The exchange before this one. If work is queued, messages have a reserve, so that they keep
+        their sizes while the number of atoms near a face fluctuates.
     """
 
-    def __init__(self, comm: Any, owners: Owners, n_own: int) -> None:
-        self._comm, self._n_own = comm, n_own
+    def __init__(
+        self,
+        comm: Any,
+        owners: Owners,
+        n_own: int,
+        transport: Transport,
+        last: FeatureExchange | None = None,
+    ) -> None:
+        self._comm, self._transport = comm, transport
+        self.is_queued = transport.is_queued
         self._ranks = [rank for rank, n in enumerate(comm.allgather(n_own)) if n]
         is_other = (owners.ranks != comm.rank) & (n_own > 0)
         keys = owners.ranks[is_other].astype(np.int64) << _INDEX_BITS | owners.atoms[is_other]
         atoms, which = np.unique(keys, return_inverse=True)
-        self.rows = owners.atoms.copy()
-        self.rows[is_other] = n_own + which
-        self.n_rows = n_own + len(atoms)
         wanted = counts_of(atoms >> _INDEX_BITS, comm.size)
         given = send_counts(comm, wanted)
         indices = (atoms & ((1 << _INDEX_BITS) - 1)).astype(np.int32)
-        asked = torch.from_numpy(send_rows(comm, indices, wanted, given)).long()
-        self._to = [
-            (rank, part) for rank, part in enumerate(asked.split(given.tolist())) if len(part)
-        ]
-        self._from = [(rank, int(count)) for rank, count in enumerate(wanted) if count]
+        asked = send_rows(comm, indices, wanted, given)
+        self.wanted: Counts = self._sizes(wanted, None if last is None else last.wanted)
+        self.sent: Counts = self._sizes(given, None if last is None else last.sent)
+        self.rows = owners.atoms.copy()
+        self.rows[is_other] = n_own + places(wanted, self.wanted)[which]
+        self.n_rows = n_own + int(self.wanted.sum())
+        self.given = np.zeros(int(self.sent.sum()), dtype=np.int32)
+        self.given[places(given, self.sent)] = asked
 
-    def extend(self, own: Tensor) -> Tensor:
-        """Append the tensors [K, n, F] of other ranks to those of own atoms."""
-        if not (self._to or self._from):
-            return own
-        host = own.cpu()
-        sent = [(rank, host.index_select(1, indices)) for rank, indices in self._to]
-        received = [
-            (rank, host.new_empty(len(host), count, host.shape[2])) for rank, count in self._from
-        ]
-        self._pass(sent, received)
-        return torch.cat([own, *(tensor.to(own.device) for _, tensor in received)], dim=1)
+    def _sizes(self, counts: Counts, last: Counts | None) -> Counts:
+        """Return the rows of the message for each rank; both ends find the same numbers."""
+        if not self.is_queued:
+            return counts
+        needed = reserved(counts)
+        if last is None:
+            return needed
+        kept: Counts = np.where((counts <= last) & (last <= 2 * needed), last, needed)
+        return kept
 
-    def reduce(self, rows: Tensor) -> Tensor:
-        """Add what other ranks found for own atoms to [K, n, F], in order of ranks."""
-        first, *others = rows.split([self._n_own, *(count for _, count in self._from)], dim=1)
-        own: Tensor = first.contiguous()
-        sent = [
-            (rank, tensor.cpu().contiguous())
-            for (rank, _), tensor in zip(self._from, others, strict=True)
-        ]
-        received = [
-            (rank, torch.empty(len(rows), len(indices), rows.shape[2], dtype=rows.dtype))
-            for rank, indices in self._to
-        ]
-        self._pass(sent, received)
-        for (_, indices), (_, tensor) in zip(self._to, received, strict=True):
-            own.index_add_(1, indices.to(own.device), tensor.to(own.device))
-        return own
+    @property
+    def plan(self) -> object:
+        """Sizes of all messages; see `mlff_triton.engine.part.Exchange`."""
+        return (*self.sent.tolist(), *self.wanted.tolist())
+
+    def trade(self, sent: Tensor, received: Tensor, *, back: bool = False) -> None:
+        """Send rows of values to other ranks, or back; see `mlff_triton.engine.part.Exchange`."""
+        to, fro = (self.wanted, self.sent) if back else (self.sent, self.wanted)
+        messages = _of_ranks(sent, to), _of_ranks(received, fro)
+        if any(messages):
+            self._transport.deliver(*messages)
 
     def gather(self, own: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks with atoms."""
@@ -100,9 +148,22 @@ class FeatureExchange:
         """Position of this rank among those with atoms."""
         return self._ranks.index(self._comm.rank)
 
-    def _pass(self, sent: Messages, received: Messages) -> None:
-        """Send tensors to ranks, and wait for those from others, which are overwritten."""
-        requests = [self._comm.Irecv(tensor.numpy(), rank) for rank, tensor in received]
-        requests += [self._comm.Isend(tensor.numpy(), rank) for rank, tensor in sent]
-        for request in requests:
-            request.Wait()
+
+def reserved(counts: Counts) -> Counts:
+    """Return sizes for fluctuating numbers of atoms: an eighth more, and 0 for 0."""
+    sizes: Counts = -(-(counts + counts // 8) // 16) * 16
+    return sizes
+
+
+def places(counts: Counts, sizes: Counts) -> Counts:
+    """Return where the rows of messages with ``counts`` lie if each has room for ``sizes``."""
+    begin = np.repeat(np.cumsum(sizes) - sizes, counts)
+    rank = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    rows: Counts = (begin + rank).astype(np.int32)
+    return rows
+
+
+def _of_ranks(rows: Tensor, sizes: Counts) -> Messages:
+    """Divide rows into messages for or from each rank that has some."""
+    parts = rows.split(sizes.tolist())
+    return [(rank, part) for rank, part in enumerate(parts) if len(part)]

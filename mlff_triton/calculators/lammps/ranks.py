@@ -14,6 +14,8 @@ import torch
 
 from mlff_triton._common.cores import n_cores
 from mlff_triton._common.remedies import install
+from mlff_triton.calculators.lammps.exchange import HostTransport, Transport
+from mlff_triton.calculators.lammps.nccl import DeviceTransport, load_library
 from mlff_triton.errors import BackendError, InputError, MlffTritonError
 
 INSTALL = install("lammps")
@@ -94,6 +96,20 @@ def choose_device(comm: Any, device: str) -> str:
             stacklevel=4,
         )
     return chosen
+
+
+def choose_transport(comm: Any, device: torch.device) -> Transport:
+    """Return how tensors get from rank to rank; all ranks call this together.
+
+    They go from GPU to GPU if each rank has one of its own, otherwise through the host.
+    """
+    library = load_library() if device.type == "cuda" and comm.size > 1 else None
+    gpu = None if library is None else str(torch.cuda.get_device_properties(device).uuid)
+    gpus = comm.allgather(gpu)
+    if library is None or None in gpus or len(set(gpus)) < comm.size:
+        return HostTransport(comm)
+    with torch.cuda.device(device):
+        return DeviceTransport(comm, library)
 
 
 def agree(comm: Any, error: Exception | None) -> None:

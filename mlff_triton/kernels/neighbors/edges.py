@@ -98,6 +98,7 @@ def _edges_kernel(
     direction_ptr,
     distance_ptr,
     others_ptr,
+    names_ptr,
     status_ptr,
     capacity,
     n_slots,
@@ -115,7 +116,8 @@ def _edges_kernel(
     atoms, ``count[N]``, senders and shifts [N, K], ``needed`` and ``reach`` of the neighbor matrix;
     ``knots[n_knots]`` and ``intervals[n_cells]``. Writes ``slot_end[N]`` and the fields [slots] of
     `Edges` in the first slots of each row, and ``status[N]``. If ``knots`` is None, the position in
-    radial tables is left out. Unless it is None, ``others[N]`` is joined with the status.
+    radial tables is left out. Unless they are None, ``others[N]`` is joined with the status, and
+    senders are written as ``names[N]`` calls them.
     """
     wait_for_previous(EARLY_LAUNCH)
     atom = tl.program_id(0)
@@ -145,7 +147,8 @@ def _edges_kernel(
     out = begin + tl.cumsum(near.to(tl.int32), 0) - 1
     dtype = distance_ptr.dtype.element_ty
     stride = tl.cast(n_slots, tl.int64)
-    tl.store(senders_ptr + out, sender, near)
+    name = sender if names_ptr is None else tl.load(names_ptr + sender, near, other=0)
+    tl.store(senders_ptr + out, name, near)
     tl.store(origin_ptr + out, slot, near)
     if knots_ptr is not None:
         interval, fraction, width = _locate(
@@ -183,6 +186,7 @@ def edges(
     *,
     rows_ascend: bool = True,
     others: Tensor | None = None,
+    names: Tensor | None = None,
 ) -> tuple[Edges, Tensor]:
     """Select the edges within the cutoff, and compute their geometry.
 
@@ -209,6 +213,8 @@ def edges(
     others : int32 [N], optional
         Status of each atom in another list of the same age, up to rounding. Its problems and its
         age are joined with the problems of this one.
+    names : int32 [N], optional
+        What each sorted atom is called as a sender.
 
     Returns
     -------
@@ -246,6 +252,7 @@ def edges(
             found.direction,
             found.distance,
             others,
+            names,
             status,
             capacity,
             n_atoms * capacity,

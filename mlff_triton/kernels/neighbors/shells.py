@@ -6,6 +6,9 @@ number of layers L. So that ``rows`` need not follow every change, they have a r
 filled with padding: atoms without edges.
 
 Atoms with more hops follow. They, too, may be padding.
+
+Where processes exchange tensors, own atoms are the only shell, and the rows of the tensors of all
+other atoms follow it: see `name_rows`.
 """
 
 from __future__ import annotations
@@ -104,6 +107,23 @@ def _rename_kernel(old_ptr, new_row_ptr, senders_ptr, n_slots, BLOCK: tl.constex
     tl.store(senders_ptr + slot, row, slot < n_slots)
 
 
+@triton.jit
+def _names_kernel(
+    order_ptr, rank_ptr, rows_ptr, n_own_ptr, names_ptr, n_rows, n_first, BLOCK: tl.constexpr
+):
+    """Look up the row of each atom. Grid: one program per BLOCK atoms.
+
+    Reads ``order[N]``, ``rank[N]``, ``rows[N]`` and the number of own atoms. Writes ``names[N]``.
+    """
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    atom = tl.load(order_ptr + place, place < n_rows, other=0)
+    row = tl.load(rows_ptr + atom, place < n_rows, other=0)
+    n_own = tl.load(n_own_ptr)
+    is_own = row < n_own
+    own = tl.load(rank_ptr + row, is_own, other=0)
+    tl.store(names_ptr + place, tl.where(is_own, own, n_first + row - n_own), place < n_rows)
+
+
 def count_hops(
     found: NeighborMatrix, n_own: Tensor, n_atoms: Tensor, n_layers: int
 ) -> tuple[Tensor, Tensor]:
@@ -181,6 +201,34 @@ def sort_by_hops(
     n_slots = found.senders.numel()
     grid = (triton.cdiv(n_slots, 1024),)
     _rename_kernel[grid](found.senders, new_row, out.senders, n_slots, BLOCK=1024)
+
+
+def name_rows(
+    matrix: NeighborMatrix, rows: Tensor, n_own: Tensor, n_first: int, names: Tensor
+) -> None:
+    """Find the row of tensors that each sorted atom has, without waiting for the GPU.
+
+    Own atoms have the rows of their places. Those of other atoms follow the ``n_first`` rows of own
+    atoms and their padding.
+
+    Parameters
+    ----------
+    matrix : NeighborMatrix
+        Own atoms come first in it.
+    rows : int32 [N]
+        Of each atom in the user's order: the own atom that it is a copy of, or ``n_own`` plus its
+        place among the rows of other parts.
+    n_own : int32 [1]
+        Number of own atoms.
+    n_first : int
+        Rows of own atoms, with their padding.
+    names : int32 [N]
+        Output: row of each atom in the order of the matrix.
+    """
+    n_rows = len(rows)
+    grid = (triton.cdiv(n_rows, 256),)
+    given = matrix.order, matrix.rank, rows, n_own, names, n_rows, n_first
+    _names_kernel[grid](*given, BLOCK=256)
 
 
 def renumbered(found: NeighborMatrix) -> NeighborMatrix:

@@ -133,7 +133,9 @@ def _radial_message_bwd_kernel(
     grad_y_ptr,
     slope_ptr,
     n_atoms,
+    n_senders,
     n_receivers,
+    n_direct,
     F: tl.constexpr,
     ATOMS: tl.constexpr,
     LANES: tl.constexpr,
@@ -144,21 +146,23 @@ def _radial_message_bwd_kernel(
 
     Reads ``grad``, ``y`` and ``direct``, all [9, N, F], ``table[K + 1, 3, 3, F]``, ``own[3, F]``,
     and from `Edges` ``slot_begin[N]``, ``slot_end[N]`` and ``senders``, ``origin``, ``interval``,
-    ``fraction`` and ``width`` [slots]. Writes ``grad_y[9, N, F]`` and ``slope[slots]``. Unless
-    ``n_receivers`` is None, ``grad`` and ``direct`` have that many rows instead, and are zero for
-    all other atoms. Blocks have R = ATOMS * LANES rows: LANES lanes share the neighbors of an atom.
+    ``fraction`` and ``width`` [slots]. Writes ``grad_y[9, N, F]`` and ``slope[slots]``. Unless they
+    are None, ``y`` has ``n_senders`` rows instead, ``grad`` has ``n_receivers`` and ``direct`` has
+    ``n_direct``; gradients are zero for all other atoms. Blocks have R = ATOMS * LANES rows: LANES
+    lanes share the neighbors of an atom.
     """
     wait_for_previous(EARLY_LAUNCH)
     row = tl.arange(0, ATOMS * LANES)
     atom = tl.program_id(0) * ATOMS + row // LANES  # [R]
     channel = tl.arange(0, F)
     stride = tl.cast(n_atoms, tl.int64) * F
+    y_stride = stride_of(n_senders, n_atoms, F)
     grad_stride = stride_of(n_receivers, n_atoms, F)
     inside = atom < n_atoms
     begin = tl.load(slot_begin_ptr + atom, inside, other=0)
     end = tl.load(slot_end_ptr + atom, inside, other=0)
     offset = atom.to(tl.int64)[:, None] * F + channel[None, :]
-    y = load_tensor(y_ptr + offset, stride, inside[:, None])
+    y = load_tensor(y_ptr + offset, y_stride, inside[:, None])
 
     zero = tl.zeros([ATOMS * LANES, F], y_ptr.dtype.element_ty)
     acc = (zero, zero, zero, zero, zero, zero, zero, zero, zero)
@@ -186,9 +190,10 @@ def _radial_message_bwd_kernel(
     inside = (atom < n_atoms)[:, None]
     offset = atom.to(tl.int64)[:, None] * F + channel[None, :]
     own = load_parts(own_ptr + channel[None, :], F, mask=True)
-    given = inside if n_receivers is None else (atom < n_receivers)[:, None]
+    given = inside if n_receivers is None else inside & (atom < n_receivers)[:, None]
     grad = load_tensor(grad_ptr + offset, grad_stride, given)
-    direct = load_tensor(direct_ptr + offset, grad_stride, given)
+    given = inside if n_direct is None else inside & (atom < n_direct)[:, None]
+    direct = load_tensor(direct_ptr + offset, stride_of(n_direct, n_atoms, F), given)
     gathered = sum_lanes(acc, ATOMS, LANES, F)
     grad_y = add(add(gathered, scale_parts(own, grad)), direct)
     store_tensor(grad_y_ptr + offset, stride, grad_y, inside)
@@ -302,13 +307,14 @@ def message_backward(
     Parameters
     ----------
     grad : [9, N, F]
-        Gradients of the messages.
+        Gradients of the messages of the first N atoms; those of others are zero.
     y, table, own
-        As for `message_product`.
-    direct : [9, N, F]
-        Further gradients of ``y``, to be added to those through the messages.
+        As for `message_product`, with M or more rows.
+    direct : [9, D, F]
+        Further gradients of the first D tensors of ``y``, to be added to those through messages.
     edges : Edges
-        Edges within the cutoff, of the M atoms that have sent messages.
+        Edges within the cutoff, of M atoms that have sent messages. The others at their ends are
+        rows of ``grad``, or have none.
     slope : [slots]
         Output, indexed by ``edges.origin``: derivative with respect to the distance, for the
         opposite edge.
@@ -321,11 +327,11 @@ def message_backward(
         Gradients of ``y``.
     """
     check_device(grad)
-    channels = y.shape[2]
-    grad_y = torch.empty_like(y)
+    n_atoms, channels = len(edges.slot_begin), y.shape[2]
+    grad_y = y.new_empty(9, n_atoms, channels)
     blocks = message_backward_blocks(y)
     with torch.cuda.device_of(y):
-        _radial_message_bwd_kernel[(triton.cdiv(y.shape[1], blocks.atoms),)](
+        _radial_message_bwd_kernel[(triton.cdiv(n_atoms, blocks.atoms),)](
             grad,
             y,
             direct,
@@ -340,8 +346,8 @@ def message_backward(
             edges.width,
             grad_y,
             slope,
-            y.shape[1],
-            other_rows(grad.shape[1], y.shape[1]),
+            n_atoms,
+            *(other_rows(rows.shape[1], n_atoms) for rows in (y, grad, direct)),
             F=channels,
             ATOMS=blocks.atoms,
             LANES=blocks.lanes,

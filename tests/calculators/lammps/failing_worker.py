@@ -58,7 +58,7 @@ def main(when: str) -> None:
         coupling._part.step = mock.Mock(side_effect=SystemExit("gone"))
     elif LAST and when == "exchange":
         assert coupling._exchange is not None
-        coupling._exchange.extend = mock.Mock(side_effect=DeviceMemoryError("no memory"))
+        coupling._exchange.trade = mock.Mock(side_effect=DeviceMemoryError("no memory"))
     elif LAST and when == "sum":  # while others wait for it
         assert coupling._exchange is not None
         coupling._exchange.gather = mock.Mock(side_effect=DeviceMemoryError("no memory"))

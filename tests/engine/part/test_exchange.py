@@ -128,12 +128,30 @@ def test_the_backend_must_exchange():
         part.set_atoms([1, 1], 1, 1, OwnImages(np.zeros(1, np.int32), 1))
 
 
+@backends
+def test_rows_without_a_ghost_do_not_matter(backend):
+    """Messages have a reserve where their sizes should last."""
+    atoms, made = random_crystal(10, "cubic"), engines(backend, 2)
+    parts = divide(atoms, slabs(atoms, 2), SMALL["cutoff_upper"], 2)
+    found = [ExchangingParts(made, atoms, parts, unused=n).step(atoms) for n in (0, 3)]
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one.forces, other.forces)
+        assert one.energy == other.energy
+
+
 @pytest.mark.parametrize(
     ("rows", "n_rows"),
-    [([], 1), ([0, 0], 1), ([-1], 1), ([0], 2), ([2], 3)],
-    ids=["none", "too many", "negative", "a row without a ghost", "a gap"],
+    [([], 1), ([0, 0], 1), ([-1], 1), ([2], 2), ([0], 0)],
+    ids=["none", "too many", "negative", "beyond the last", "fewer than own atoms"],
 )
 def test_rows_must_fit_ghosts(rows, n_rows):
     part = engines("cpu", 1)[0].part()
-    with pytest.raises(InputError, match="needs a row for each ghost"):
+    with pytest.raises(InputError, match=r"needs one of its .* rows for each ghost"):
         part.set_atoms([1, 1], 1, 2, OwnImages(np.array(rows, np.int32), n_rows))
+
+
+def test_only_own_atoms_are_given():
+    part, exchange = engines("cpu", 1)[0].part(), OwnImages(np.array([0], np.int32), 1)
+    object.__setattr__(exchange, "given", np.array([1], np.int32))
+    with pytest.raises(InputError, match="gives own atoms"):
+        part.set_atoms([1, 1], 1, 2, exchange)

@@ -1,0 +1,100 @@
+"""Rows of tensors at the borders of a part on a GPU, which processes exchange."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mlff_triton.engine.batch import to_tensor
+from mlff_triton.engine.parameters import Parameters
+from mlff_triton.engine.part import Exchange, PartAtoms
+from mlff_triton.kernels.neighbors.shells import name_rows
+from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix
+
+
+class DeviceBorders:
+    """What a part gives to others and receives, in buffers that captured graphs read.
+
+    The first rows of tensors are those of own atoms, in the order of the neighbor matrix, with
+    their padding. Rows of other parts follow.
+
+    Parameters
+    ----------
+    n_rows : int
+        Number of atoms and padding.
+    device : torch.device
+        The GPU.
+
+    Attributes
+    ----------
+    names : int32 [N]
+        Row of the tensors of each atom, in the order of the matrix.
+    n_others : int
+        Number of rows of other parts.
+    """
+
+    def __init__(self, n_rows: int, device: torch.device) -> None:
+        self.names = torch.zeros(n_rows, dtype=torch.int32, device=device)
+        self.n_others = 0
+        self._rows = torch.zeros_like(self.names)  # of each atom in the user's order
+        self._given = torch.zeros(0, dtype=torch.int32, device=device)
+        self._given_rows = torch.zeros_like(self._given)
+        self._species = torch.zeros_like(self._given)
+        self._exchange: Exchange | None = None
+        self._plan: object = ()
+
+    def set_part(self, p: Parameters, part: PartAtoms) -> bool:
+        """Upload the rows of other atoms; return True if a captured graph does not fit them."""
+        exchange, device = part.exchange, self.names.device
+        assert exchange is not None  # as parts without one have no borders
+        rows = np.zeros(len(self.names), dtype=np.int32)
+        rows[: len(part.numbers)] = part.rows
+        self._rows.copy_(torch.from_numpy(rows))
+        plan = exchange.plan, exchange.n_rows - part.n_own, len(exchange.given)
+        has_changed, self._plan, self._exchange = plan != self._plan, plan, exchange
+        if has_changed:
+            self.n_others = exchange.n_rows - part.n_own
+            self._given = torch.empty(len(exchange.given), dtype=torch.int32, device=device)
+            self._given_rows = torch.zeros_like(self._given)
+            self._species = torch.empty(self.n_others, dtype=torch.int32, device=device)
+        self._given.copy_(torch.from_numpy(exchange.given))
+        self._species.copy_(p.species(to_tensor(part.row_numbers[part.n_own :], device)))
+        return has_changed
+
+    @property
+    def is_queued(self) -> bool:
+        """True if a CUDA graph may contain the exchange."""
+        assert self._exchange is not None
+        return self._exchange.is_queued
+
+    def name(self, matrix: NeighborMatrix, n_own: Tensor, n_first: int) -> None:
+        """Find the row of each atom, after the matrix was sorted; see `name_rows`."""
+        name_rows(matrix, self._rows, n_own, n_first, self.names)
+
+    def sort(self, rank: Tensor, species: Tensor, n_first: int) -> None:
+        """Find what depends on the order of atoms: rows that are given, and species of rows."""
+        torch.index_select(rank, 0, self._given, out=self._given_rows)
+        species[n_first : n_first + self.n_others] = self._species
+
+    def extend(self, own: Tensor) -> Tensor:
+        """Append the tensors of other parts: [9, n, F] -> [9, n + M, F]."""
+        return self._extend(own, trades=True)
+
+    def rehearse(self, own: Tensor) -> Tensor:
+        """Do the same without them, and without any other process."""
+        return self._extend(own, trades=False)
+
+    def _extend(self, own: Tensor, *, trades: bool) -> Tensor:
+        assert self._exchange is not None
+        k, n_own, channels = own.shape
+        sent = own.transpose(0, 1).index_select(0, self._given_rows)
+        received = own.new_empty(self.n_others, k, channels)
+        if trades:
+            self._exchange.trade(sent, received)
+        if not self.n_others:
+            return own
+        rows = own.new_empty(k, n_own + self.n_others, channels)
+        rows[:, :n_own] = own
+        rows[:, n_own:] = received.transpose(0, 1)
+        return rows
