@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,7 +10,7 @@ from mlff_triton.engine.batch import Batch
 from mlff_triton.engine.charged_step import evaluate_charged_part
 from mlff_triton.engine.cpu_state import CpuModel, geometry_of
 from mlff_triton.engine.host_part import HostPart, systems_of_part
-from mlff_triton.engine.part import OwnImages, PartAtoms, extend_rows
+from mlff_triton.engine.part import OwnImages, PartAtoms, PartBorders
 from mlff_triton.engine.step import evaluate_part
 from mlff_triton.kernels.common.cpu.compilation import compile_ahead
 from mlff_triton.kernels.common.cpu.threads import own_threads
@@ -81,13 +79,13 @@ class CpuPart(HostPart):
             return evaluate_charged_part(ops, p, self._systems, geometry, exchange)
         if exchange is None:
             order, rows = shells(edges, n_own, len(p.layers))
-            systems, extend = self._sorted_systems, None
+            systems, borders = self._sorted_systems, None
             self._systems.sort(order, systems)
             edges = sort_edges(edges, order)
         else:
             rows, systems = [n_own] * (len(p.layers) + 1), self._systems
-            extend = partial(extend_rows, exchange)
+            borders = PartBorders(exchange, n_own)
             rename_senders(edges, self._rows)
         given = ops.network, p, systems, edges, self._status
-        outputs = evaluate_part(*given, rows, extend)
+        outputs = evaluate_part(*given, rows, borders)
         return outputs.forces, outputs.atoms

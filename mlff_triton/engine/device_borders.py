@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -77,24 +79,26 @@ class DeviceBorders:
         torch.index_select(rank, 0, self._given, out=self._given_rows)
         species[n_first : n_first + self.n_others] = self._species
 
-    def extend(self, own: Tensor) -> Tensor:
-        """Append the tensors of other parts: [9, n, F] -> [9, n + M, F]."""
-        return self._extend(own, trades=True)
-
-    def rehearse(self, own: Tensor) -> Tensor:
-        """Do the same without them, and without any other process."""
-        return self._extend(own, trades=False)
-
-    def _extend(self, own: Tensor, *, trades: bool) -> Tensor:
+    def fill(self, rows: Tensor) -> None:
+        """Fetch the last rows of tensors; see `mlff_triton.engine.step.Borders`."""
         assert self._exchange is not None
-        k, n_own, channels = own.shape
-        sent = own.transpose(0, 1).index_select(0, self._given_rows)
-        received = own.new_empty(self.n_others, k, channels)
-        if trades:
-            self._exchange.trade(sent, received)
-        if not self.n_others:
-            return own
-        rows = own.new_empty(k, n_own + self.n_others, channels)
-        rows[:, :n_own] = own
-        rows[:, n_own:] = received.transpose(0, 1)
-        return rows
+        k, n_rows, channels = rows.shape
+        per_atom = rows.transpose(0, 1)
+        received = rows.new_empty(self.n_others, k, channels)
+        self._exchange.trade(per_atom.index_select(0, self._given_rows), received)
+        per_atom[n_rows - self.n_others :] = received
+
+    @property
+    def alone(self) -> AloneBorders:
+        """The same without any other process, for rehearsals."""
+        return AloneBorders(self.n_others)
+
+
+@dataclass(frozen=True)
+class AloneBorders:
+    """Rows of other processes that stay as they are."""
+
+    n_others: int
+
+    def fill(self, rows: Tensor) -> None:
+        """Do nothing."""

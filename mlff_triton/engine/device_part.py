@@ -20,7 +20,7 @@ from mlff_triton.engine.device_borders import DeviceBorders
 from mlff_triton.engine.device_neighbors import AtomBuffers, DeviceModel, DeviceNeighbors
 from mlff_triton.engine.device_state import DeviceState, pinned
 from mlff_triton.engine.part import PartAtoms, PartPrediction, virials_of
-from mlff_triton.engine.step import Extend, Outputs, Systems, evaluate_part
+from mlff_triton.engine.step import Borders, Outputs, Systems, evaluate_part
 from mlff_triton.engine.step_graph import StepGraph
 from mlff_triton.engine.totals import WIDTH, Totals
 from mlff_triton.kernels.neighbors.shells import count_hops, renumbered, sort_by_hops
@@ -203,17 +203,17 @@ class PartState(DeviceState):
 
     def launch_network(self) -> Outputs:
         """Launch the kernels of the network, with the edges that were found last."""
-        return self._launch_network(None if self._borders is None else self._borders.extend)
+        return self._launch_network(self._borders)
 
     def rehearse(self) -> Outputs:
         """Do the same, but leave out what other processes would send."""
-        return self._launch_network(None if self._borders is None else self._borders.rehearse)
+        return self._launch_network(None if self._borders is None else self._borders.alone)
 
-    def _launch_network(self, extend: Extend | None) -> Outputs:
+    def _launch_network(self, borders: Borders | None) -> Outputs:
         assert self._sorted is not None
         model = self.model
         given = model.operators, model.parameters, self._sorted, self._near, self._status
-        return evaluate_part(*given, self.neighbors.rows, extend)
+        return evaluate_part(*given, self.neighbors.rows, borders)
 
     @property
     def is_queued(self) -> bool:

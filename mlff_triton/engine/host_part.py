@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from mlff_triton.engine.batch import to_tensor
 from mlff_triton.engine.charged_step import Geometry, Operators, evaluate_charged_part
 from mlff_triton.engine.parameters import Parameters
-from mlff_triton.engine.part import PartAtoms, PartPrediction, extend_rows, virials_of
+from mlff_triton.engine.part import PartAtoms, PartBorders, PartPrediction, virials_of
 from mlff_triton.engine.step import ChargedAtoms, Systems, evaluate_part
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.model.tensornet import TensorNet
@@ -174,16 +173,16 @@ class SequencePart(ListPart):
             geometry = Geometry(positions, near, edges if p.charges.is_truncated else None)
             return evaluate_charged_part(self._operators, p, systems, geometry, exchange)
         status = torch.zeros(graph.n_atoms, dtype=torch.int32, device=self.device)
-        rows, extend = [n_own] * (len(p.layers) + 1), None
+        rows, borders = [n_own] * (len(p.layers) + 1), None
         if exchange is None:
             order, rows = shells(graph, n_own, len(p.layers))
             systems = self._systems.clone()
             self._systems.sort(order, systems)
             edges = _sorted(edges, order)
         else:
-            extend = partial(extend_rows, exchange)
+            borders = PartBorders(exchange, n_own)
         given = self._operators.network, p, systems, edges, status
-        outputs = evaluate_part(*given, rows, extend)
+        outputs = evaluate_part(*given, rows, borders)
         return outputs.forces, outputs.atoms
 
     def _edges(self, graph: Graph, vectors: Tensor) -> Edges:

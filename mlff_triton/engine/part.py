@@ -104,13 +104,34 @@ class Exchange(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class PartBorders:
+    """Rows of other parts on the host; see `mlff_triton.engine.step.Borders`."""
+
+    exchange: Exchange
+    n_own: int
+
+    @property
+    def n_others(self) -> int:
+        """Number of rows of other parts."""
+        return self.exchange.n_rows - self.n_own
+
+    def fill(self, rows: Tensor) -> None:
+        """Fetch the last rows of tensors [K, n_rows, F] from other parts."""
+        per_atom = rows.transpose(0, 1)
+        given = torch.from_numpy(self.exchange.given).to(rows.device)
+        received = torch.empty_like(per_atom[self.n_own :], memory_format=torch.contiguous_format)
+        self.exchange.trade(per_atom.index_select(0, given), received)
+        per_atom[self.n_own :] = received
+
+
 def extend_rows(exchange: Exchange, own: Tensor) -> Tensor:
     """Append the tensors of other parts to those of own atoms: [K, n_own, F] -> [K, n_rows, F]."""
-    per_atom = own.transpose(0, 1)
-    sent = per_atom.index_select(0, torch.from_numpy(exchange.given).to(own.device))
-    received = own.new_empty(exchange.n_rows - len(per_atom), *per_atom.shape[1:])
-    exchange.trade(sent, received)
-    return torch.cat([own, received.transpose(0, 1)], dim=1) if len(received) else own
+    k, n_own, channels = own.shape
+    rows = own.new_empty(k, exchange.n_rows, channels)
+    rows[:, :n_own] = own
+    PartBorders(exchange, n_own).fill(rows)
+    return rows
 
 
 def reduce_rows(exchange: Exchange, rows: Tensor, n_own: int) -> Tensor:

@@ -11,9 +11,9 @@ tested against `mlff_triton.model.tensornet.TensorNet` in float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,8 +24,22 @@ from mlff_triton.kernels.tensornet.protocol import StepOperators
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.model.prediction import Prediction
 
-Extend = Callable[[Tensor], Tensor]
-"""Appends tensors of atoms that other processes own, [9, n, F], to those of own atoms."""
+
+class Borders(Protocol):
+    """Rows of tensors of atoms that other processes own, which follow those of own atoms.
+
+    Attributes
+    ----------
+    n_others : int
+        Number M of these rows.
+    """
+
+    @property
+    def n_others(self) -> int:
+        """Same as the attribute."""
+
+    def fill(self, rows: Tensor) -> None:
+        """Fetch the last M rows of tensors [9, n_own + M, F] from those who computed them."""
 
 
 class Outputs(NamedTuple):
@@ -278,7 +292,7 @@ def evaluate_part(
     edges: Edges,
     status: Tensor,
     rows: Sequence[int],
-    extend: Extend | None = None,
+    borders: Borders | None = None,
 ) -> Outputs:
     """Compute the energies of the first atoms, their virial, and the forces on all atoms.
 
@@ -289,11 +303,11 @@ def evaluate_part(
     rows : sequence of int
         ``rows[h]`` is the number of atoms, the first ones, that are at most h hops along edges away
         from one whose energy counts, for each h up to the number of layers.
-    extend : callable, optional
-        Appends tensors of other senders to those of the ``rows[0]`` own atoms. Then these are the
-        only ones computed, and all ``rows`` are equal.
+    borders : Borders, optional
+        Tensors of other senders, which follow those of the ``rows[0]`` own atoms. Then the latter
+        are the only ones computed, and all ``rows`` are equal.
     """
-    found = energies_and_edge_gradients(ops, p, systems, edges, rows, extend)
+    found = energies_and_edge_gradients(ops, p, systems, edges, rows, borders)
     forces, atoms = part_forces_and_sums(ops, p, systems, edges, *found)
     totals = ops.totals(atoms, status, systems.system_ptr)
     return Outputs(Totals(totals), forces, atoms)
@@ -389,7 +403,7 @@ def energies_and_edge_gradients(
     systems: Systems,
     edges: Edges,
     rows: Sequence[int] | None = None,
-    extend: Extend | None = None,
+    borders: Borders | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the network's energies per atom [N] and their gradients per edge [3, slots].
 
@@ -399,9 +413,10 @@ def energies_and_edge_gradients(
     The energies of a part's own atoms need tensors of the last layer for these atoms only. They
     need tensors of the layer before for the neighbors too, and so on: see `evaluate_part` for
     ``rows``. So each operator computes fewer atoms than the one before. Its adjoint computes the
-    same atoms. Where other processes compute these neighbors, ``extend`` fetches what they send:
-    their tensors before messages are summed, and gradients of their messages in the backward pass.
+    same atoms. Where other processes compute these neighbors, ``borders`` are what they send: their
+    tensors before messages are summed, and gradients of their messages in the backward pass.
     """
+    others = 0 if borders is None else borders.n_others
     tables, charge_factor, group = p.tables, systems.charge_factor, p.config.group
     # Edges of the atoms that each layer, counted from the last one, takes as its input
     hops = [edges] * (len(p.layers) + 1) if rows is None else [edges.of_first(n) for n in rows]
@@ -409,9 +424,9 @@ def energies_and_edge_gradients(
     kept = []
     radial = list(zip(tables.layers, tables.layer_self, strict=True))
     for k, ((map_in, map_out), factors) in enumerate(zip(p.layers, radial, strict=True)):
-        y = ops.linear(x, map_in.forward)
-        if extend is not None:
-            y = extend(y)
+        y = ops.linear(x, map_in.forward, others)
+        if borders is not None:
+            borders.fill(y)
         is_last = k + 1 == len(p.layers)
         near = hops[len(p.layers) - 1 - k]
         message, product = ops.message_product(y, *factors, near, charge_factor, group)
@@ -432,11 +447,11 @@ def energies_and_edge_gradients(
         map_in, map_out = p.layers[k]
         layer, near = kept.pop(), hops[len(p.layers) - k]
         grad_y, grad_message = ops.product_backward(
-            grad_delta, map_out.backward, layer.y, layer.message, charge_factor, group
+            grad_delta, map_out.backward, layer.y, layer.message, charge_factor, group, others
         )
         del grad_delta
-        if extend is not None:
-            grad_message = extend(grad_message)
+        if borders is not None:
+            borders.fill(grad_message)
         grad_y = ops.message_backward(
             grad_message, layer.y, grad_y, *radial[k], near, slope, k + 1 < len(p.layers)
         )

@@ -71,6 +71,7 @@ def _linear_kernel(
     low_ptr,
     y_ptr,
     n_atoms,
+    n_rows,
     F: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
@@ -81,7 +82,8 @@ def _linear_kernel(
 ):
     """Map one component. Grid: one program per component, M atoms and N of F output channels.
 
-    Reads ``x[9, N, F]`` and the halves of ``weight[3, F, F]``. Writes ``y[9, N, F]``.
+    Reads ``x[9, N, F]`` and the halves of ``weight[3, F, F]``. Writes ``y[9, N, F]``. Unless
+    ``n_rows`` is None, ``y`` has that many rows instead.
     """
     wait_for_previous(EARLY_LAUNCH)
     component = tl.program_id(0) % 9
@@ -89,7 +91,7 @@ def _linear_kernel(
     atoms = tl.program_id(0) // 9 * M + tl.arange(0, M)
     channels = tl.program_id(1) * N + tl.arange(0, N)
     inside = (atoms < n_atoms)[:, None]
-    rows = (component.to(tl.int64) * n_atoms + atoms)[:, None] * F  # [M, 1]
+    rows = component.to(tl.int64) * stride_of(None, n_atoms, F) + atoms[:, None] * F  # [M, 1]
     weights = (part * F + channels[None, :]) * F  # [1, N]
     y = tl.zeros([M, N], x_ptr.dtype.element_ty)
     for start in range(0, F, K):
@@ -97,6 +99,7 @@ def _linear_kernel(
         x = tl.load(x_ptr + rows + k[None, :], inside, other=0.0)
         weight = load_split(high_ptr, low_ptr, weights + k[:, None], PRECISION)
         y = multiply(x, weight, y, PRECISION, LOSS)
+    rows = component.to(tl.int64) * stride_of(n_rows, n_atoms, F) + atoms[:, None] * F
     tl.store(y_ptr + rows + channels[None, :], y, inside)
 
 
@@ -174,6 +177,7 @@ def _product_bwd_kernel(
     grad_message_ptr,
     n_atoms,
     n_rows,
+    n_out,
     F: tl.constexpr,
     GROUP: tl.constexpr,
     M: tl.constexpr,
@@ -183,8 +187,8 @@ def _product_bwd_kernel(
     """Differentiate the normalized product. Grid: one program per M atoms and N channels.
 
     Reads ``grad[9, N, F]``, ``y[9, N, F]``, ``message[9, N, F]`` and ``charge_factor[N]``. Writes
-    ``grad_y[9, N, F]``, which may be ``grad`` itself, and ``grad_message[9, N, F]``. Unless
-    ``n_rows`` is None, ``y`` has that many rows instead.
+    ``grad_y[9, N, F]``, which may be ``grad`` itself, and ``grad_message[9, N, F]``. Unless they
+    are None, ``y`` has ``n_rows`` instead, and ``grad_message`` has ``n_out``.
     """
     wait_for_previous(EARLY_LAUNCH)
     atoms, _, offset, inside, stride = _tile(n_atoms, F, M, N)
@@ -205,7 +209,8 @@ def _product_bwd_kernel(
     if GROUP == "O(3)":
         grad_a, grad_b = add(grad_a, matmul(bt, g)), add(grad_b, matmul(g, at))
     store_tensor(grad_y_ptr + offset, stride, compose_adjoint(grad_a), inside)
-    store_tensor(grad_message_ptr + offset, stride, compose_adjoint(grad_b), inside)
+    out_stride = stride_of(n_out, n_atoms, F)
+    store_tensor(grad_message_ptr + offset, out_stride, compose_adjoint(grad_b), inside)
 
 
 @triton.jit
@@ -326,11 +331,14 @@ def _embedding_input_bwd_kernel(
     store_tensor(grad_x_ptr + offset, stride, grad, inside)
 
 
-def linear(x: Tensor, weight: SplitWeight) -> Tensor:
-    """Map each part: x [9, N, F] and weights [3, F, F] -> [9, N, F]."""
+def linear(x: Tensor, weight: SplitWeight, others: int = 0) -> Tensor:
+    """Map each part: x [9, N, F] and weights [3, F, F] -> [9, N + others, F].
+
+    The last rows are not written.
+    """
     check_device(x)
-    y = torch.empty_like(x)
     n_atoms, channels = x.shape[1:]
+    y = x.new_empty(9, n_atoms + others, channels)
     blocks = linear_blocks(x)
     grid = (9 * triton.cdiv(n_atoms, blocks.atoms), channels // blocks.channels)
     with torch.cuda.device_of(x):
@@ -339,6 +347,7 @@ def linear(x: Tensor, weight: SplitWeight) -> Tensor:
             *operands(weight),
             y,
             n_atoms,
+            other_rows(n_atoms + others, n_atoms),
             F=channels,
             M=blocks.atoms,
             N=blocks.channels,
@@ -421,17 +430,20 @@ def product_backward(
     message: Tensor,
     charge_factor: Tensor,
     group: str,
+    others: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Compute the gradients [9, N, F] of both factors of the product, given those of D.
 
-    There may be more tensors ``y[9, M, F]``, whose first ones are the factors.
+    There may be more tensors ``y[9, M, F]``, whose first ones are the factors. The gradients of
+    messages have more rows, ``others``, which are not written.
     """
     grad_y = linear(grad_delta, weight)
-    grad_message = torch.empty_like(message)
+    _, n_atoms, channels = message.shape
+    grad_message = message.new_empty(9, n_atoms + others, channels)
     # In place: each element is read and written by the same thread.
     given = grad_y, y, message, charge_factor, grad_y, grad_message
-    n_rows = other_rows(y.shape[1], message.shape[1])
-    launch_tiles(_product_bwd_kernel, *given, n_rows=n_rows, GROUP=group)
+    n_rows, n_out = (other_rows(rows.shape[1], n_atoms) for rows in (y, grad_message))
+    launch_tiles(_product_bwd_kernel, *given, n_rows=n_rows, n_out=n_out, GROUP=group)
     return grad_y, grad_message
 
 

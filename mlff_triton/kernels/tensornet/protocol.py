@@ -96,8 +96,8 @@ class StepOperators(Protocol):
     ) -> Tensor:
         """Propagate gradients through the embedding's linear maps, and add those of its norm."""
 
-    def linear(self, x: Tensor, weight: SplitWeight, /) -> Tensor:
-        """Map the three parts of every tensor linearly."""
+    def linear(self, x: Tensor, weight: SplitWeight, others: int = 0, /) -> Tensor:
+        """Map the three parts of every tensor linearly; append rows that are to be filled."""
 
     def message_product(
         self,
@@ -133,9 +133,13 @@ class StepOperators(Protocol):
         message: Tensor,
         charge_factor: Tensor,
         group: str,
+        others: int = 0,
         /,
     ) -> tuple[Tensor, Tensor]:
-        """Propagate gradients of a layer's update back to its tensors and its messages."""
+        """Propagate gradients of a layer's update back to its tensors and its messages.
+
+        Rows that are to be filled are appended to the latter.
+        """
 
     def update(
         self, p: Tensor, weight: SplitWeight, x: Tensor, charge_factor: Tensor, normalize: bool, /

@@ -246,3 +246,14 @@ def test_fewer_atoms_in_some_arguments(name, operator, device, dtype):
 
 def contiguous(inputs: tuple[object, ...]) -> tuple[object, ...]:
     return tuple(a.contiguous() if isinstance(a, Tensor) else a for a in inputs)
+
+
+@pytest.mark.parametrize("name", ["linear", "product_backward"])
+def test_rows_to_be_filled_follow(name, operator, device, dtype):
+    """All other rows are the same."""
+    inputs, others = moved(OPERATORS[name](5, 32), device, dtype), 3
+    plain = as_tuple(getattr(operator, name)(*inputs))
+    longer = as_tuple(getattr(operator, name)(*inputs, others))
+    assert longer[-1].shape[1] == 5 + others
+    for one, other in zip(plain, longer, strict=True):
+        assert torch.equal(one, other[:, :5])

@@ -139,3 +139,15 @@ def test_messages_among_the_first_atoms(n_receivers, n_senders, operator, device
     expected_y, expected_slopes = gradients(reference)(*zeros)
     assert_close(grad_y, expected_y[:, :n_senders], 1)
     assert_close(slopes, expected_slopes[: len(slopes)], 1)
+
+
+def test_gradients_of_senders_that_others_compute(operator, device, dtype):
+    """Tensors and gradients of messages have rows after those of the atoms whose are needed."""
+    n_own = 4
+    grad, y, direct, table, own, edges, slope, _ = backward_inputs(11, 32, "rows", True)
+    near, few = edges.of_first(n_own), direct[:, :n_own].contiguous()
+    inputs = grad, y, few, table, own, near, 0 * slope, True
+    assert_matches(gradients(operator), gradients(reference), inputs, device, dtype, 1)
+    whole, _ = gradients(reference)(grad, y, direct, table, own, edges, 0 * slope, True)
+    found, _ = gradients(reference)(*inputs)
+    assert_close(found, whole[:, :n_own], 1)

@@ -39,10 +39,10 @@ from mlff_triton.kernels.numerics.split import SplitWeight
 from mlff_triton.kernels.tensornet.cpu.message_product import GROUPS
 
 
-def linear(x: Tensor, weight: SplitWeight) -> Tensor:
-    """Map each part: [9, N, in] -> [9, N, out]."""
+def linear(x: Tensor, weight: SplitWeight, others: int = 0) -> Tensor:
+    """Map each part: [9, N, in] -> [9, N + others, out], whose last rows are not written."""
     w = transposed_weight(weight.weight)
-    out = x.new_empty(9, x.shape[1], w.shape[2])
+    out = x.new_empty(9, x.shape[1] + others, w.shape[2])
     given = x, w, bias_of_map(None, w), _lanes(out), out
     run(map_parts, x.shape[1], *given, fewest=fewest_rows(x, w))
     return out
@@ -81,10 +81,12 @@ def product_backward(
     message: Tensor,
     charge_factor: Tensor,
     group: str,
+    others: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Compute the gradients of both factors of the product, given those of D."""
     grad = linear(grad_delta, weight)
-    grad_y, grad_message = torch.empty_like(grad), torch.empty_like(grad)
+    _, n_atoms, channels = grad.shape
+    grad_y, grad_message = torch.empty_like(grad), grad.new_empty(9, n_atoms + others, channels)
     arrays = grad, y, message, charge_factor, GROUPS[group], _lanes(y), grad_y, grad_message
     run(_product_bwd, message.shape[1], *arrays)
     return grad_y, grad_message

@@ -6,6 +6,7 @@ Arguments and results are those of `mlff_triton.kernels.tensornet.interaction`.
 from __future__ import annotations
 
 from torch import Tensor
+from torch.nn import functional
 
 from mlff_triton.kernels.common.reference.activations import activate, activate_derivative
 from mlff_triton.kernels.common.reference.tensors import (
@@ -25,9 +26,14 @@ from mlff_triton.kernels.common.reference.tensors import (
 from mlff_triton.kernels.numerics.split import SplitWeight
 
 
-def linear(x: Tensor, weight: SplitWeight) -> Tensor:
-    """Map each part."""
-    return map_parts(x, weight)
+def linear(x: Tensor, weight: SplitWeight, others: int = 0) -> Tensor:
+    """Map each part, and append ``others`` rows of zeros."""
+    return _append(map_parts(x, weight), others)
+
+
+def _append(x: Tensor, others: int) -> Tensor:
+    """Append rows of zeros to x[9, N, F]."""
+    return functional.pad(x, (0, 0, 0, others)) if others else x
 
 
 def embed(
@@ -60,6 +66,7 @@ def product_backward(
     message: Tensor,
     charge_factor: Tensor,
     group: str,
+    others: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Compute the gradients of both factors of the product, given those of D."""
     grad = map_parts(grad_delta, weight)
@@ -74,7 +81,7 @@ def product_backward(
     grad_a, grad_b = matmul(g, bt), matmul(at, g)
     if even:
         grad_a, grad_b = grad_a + matmul(bt, g), grad_b + matmul(g, at)
-    return compose_adjoint(grad_a), compose_adjoint(grad_b)
+    return compose_adjoint(grad_a), _append(compose_adjoint(grad_b), others)
 
 
 def update_backward(
