@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mlff_triton.engine.batch import to_tensor
@@ -13,6 +14,13 @@ from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.part import Exchange, PartAtoms
 from mlff_triton.kernels.neighbors.shells import name_rows
 from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix
+
+ALIGNMENT = 16  # of numbers of rows, for which kernels are compiled alike
+
+
+def reserved(n_atoms: int, share: int = 32) -> int:
+    """Return the rows for atoms whose number fluctuates, with one more per ``share`` atoms."""
+    return -(-(n_atoms + n_atoms // share) // ALIGNMENT) * ALIGNMENT
 
 
 class DeviceBorders:
@@ -43,6 +51,7 @@ class DeviceBorders:
         self._given = torch.zeros(0, dtype=torch.int32, device=device)
         self._given_rows = torch.zeros_like(self._given)
         self._species = torch.zeros_like(self._given)
+        self._ghosts = torch.zeros(2, 0, dtype=torch.int64, device=device)
         self._exchange: Exchange | None = None
         self._plan: object = ()
 
@@ -53,16 +62,34 @@ class DeviceBorders:
         rows = np.zeros(len(self.names), dtype=np.int32)
         rows[: len(part.numbers)] = part.rows
         self._rows.copy_(torch.from_numpy(rows))
-        plan = exchange.plan, exchange.n_rows - part.n_own, len(exchange.given)
+        n_others, n_ghosts = exchange.n_rows - part.n_own, len(exchange.rows)
+        room = self._ghosts.shape[1]
+        if not n_ghosts <= room <= 2 * reserved(n_ghosts):
+            room = reserved(n_ghosts)
+        plan = exchange.plan, n_others, len(exchange.given), room
         has_changed, self._plan, self._exchange = plan != self._plan, plan, exchange
         if has_changed:
-            self.n_others = exchange.n_rows - part.n_own
+            self.n_others = n_others
+            self._ghosts = torch.zeros(2, room, dtype=torch.int64, device=device)
             self._given = torch.empty(len(exchange.given), dtype=torch.int32, device=device)
             self._given_rows = torch.zeros_like(self._given)
             self._species = torch.empty(self.n_others, dtype=torch.int32, device=device)
         self._given.copy_(torch.from_numpy(exchange.given))
         self._species.copy_(p.species(to_tensor(part.row_numbers[part.n_own :], device)))
+        self._ghosts.copy_(torch.from_numpy(self._ghosts_of(part, room)))
         return has_changed
+
+    def _ghosts_of(self, part: PartAtoms, room: int) -> NDArray[np.int64]:
+        """Return ghosts, and where their forces are summed: own atoms, or rows after all atoms.
+
+        Padding is filled up with the last atom, which has no force.
+        """
+        assert part.exchange is not None
+        n_rows, rows = len(self.names), part.exchange.rows
+        found = np.full((2, room), n_rows - 1)
+        found[0, : len(rows)] = np.arange(part.n_own, len(part.numbers))
+        found[1, : len(rows)] = np.where(rows < part.n_own, rows, rows - part.n_own + n_rows)
+        return found
 
     @property
     def is_queued(self) -> bool:
@@ -88,6 +115,20 @@ class DeviceBorders:
         self._exchange.trade(per_atom.index_select(0, self._given_rows), received)
         per_atom[n_rows - self.n_others :] = received
 
+    def sum_forces(self, forces: Tensor) -> Tensor:
+        """Add the forces that all parts found for own atoms, which come first in [N, 3].
+
+        Sums have a fixed order. Other rows of the result have no meaning.
+        """
+        assert self._exchange is not None
+        n_rows = len(forces)
+        sums = torch.cat([forces, forces.new_zeros(self.n_others, 3)])
+        ghosts, rows = self._ghosts
+        sums.index_put_((rows,), forces[ghosts], accumulate=True)
+        received = forces.new_empty(len(self._given), 3)
+        self._exchange.trade(sums[n_rows:], received, back=True)
+        return sums.index_put_((self._given.long(),), received, accumulate=True)[:n_rows]
+
     @property
     def alone(self) -> AloneBorders:
         """The same without any other process, for rehearsals."""
@@ -102,3 +143,7 @@ class AloneBorders:
 
     def fill(self, rows: Tensor) -> None:
         """Do nothing."""
+
+    def sum_forces(self, forces: Tensor) -> Tensor:
+        """Return the forces."""
+        return forces

@@ -16,23 +16,16 @@ import torch
 from torch import Tensor
 
 from mlff_triton.engine.batch import to_tensor
-from mlff_triton.engine.device_borders import DeviceBorders
+from mlff_triton.engine.device_borders import ALIGNMENT, AloneBorders, DeviceBorders, reserved
 from mlff_triton.engine.device_neighbors import AtomBuffers, DeviceModel, DeviceNeighbors
 from mlff_triton.engine.device_state import DeviceState, pinned
 from mlff_triton.engine.part import PartAtoms, PartPrediction, virials_of
-from mlff_triton.engine.step import Borders, Outputs, Systems, evaluate_part
+from mlff_triton.engine.step import Outputs, Systems, evaluate_part
 from mlff_triton.engine.step_graph import StepGraph
 from mlff_triton.engine.totals import WIDTH, Totals
 from mlff_triton.kernels.neighbors.shells import count_hops, renumbered, sort_by_hops
 from mlff_triton.neighbors.box import FloatArray
 from mlff_triton.neighbors.neighbor_list import check_positions
-
-ALIGNMENT = 16  # of numbers of rows, for which kernels are compiled alike
-
-
-def reserved(n_atoms: int, share: int = 32) -> int:
-    """Return the rows for atoms whose number fluctuates, with one more per ``share`` atoms."""
-    return -(-(n_atoms + n_atoms // share) // ALIGNMENT) * ALIGNMENT
 
 
 def is_wasteful(n_rows: int, needed: int) -> bool:
@@ -201,24 +194,42 @@ class PartState(DeviceState):
         self._near, self._status = self.neighbors.edges()
         return self._status.max()
 
-    def launch_network(self) -> Outputs:
-        """Launch the kernels of the network, with the edges that were found last."""
+    def launch_network(self) -> tuple[Outputs, Tensor]:
+        """Launch the kernels of the network, with the edges that were found last.
+
+        Returns
+        -------
+        Outputs
+            What this part contributes.
+        float64 [N, 3]
+            Its forces; if the exchange is queued, the sums of all parts for own atoms.
+        """
         return self._launch_network(self._borders)
 
     def rehearse(self) -> Outputs:
         """Do the same, but leave out what other processes would send."""
-        return self._launch_network(None if self._borders is None else self._borders.alone)
+        return self._launch_network(None if self._borders is None else self._borders.alone)[0]
 
-    def _launch_network(self, borders: Borders | None) -> Outputs:
+    def _launch_network(
+        self, borders: DeviceBorders | AloneBorders | None
+    ) -> tuple[Outputs, Tensor]:
         assert self._sorted is not None
         model = self.model
         given = model.operators, model.parameters, self._sorted, self._near, self._status
-        return evaluate_part(*given, self.neighbors.rows, borders)
+        outputs = evaluate_part(*given, self.neighbors.rows, borders)
+        if borders is None or not self.sums_forces:
+            return outputs, outputs.forces
+        return outputs, borders.sum_forces(outputs.forces)
 
     @property
     def is_queued(self) -> bool:
         """True if CUDA graphs may contain the network."""
         return self._borders is None or self._borders.is_queued
+
+    @property
+    def sums_forces(self) -> bool:
+        """True if forces on own atoms are those that all parts found."""
+        return self._borders is not None and self._borders.is_queued
 
 
 class PartBuffers:
@@ -258,16 +269,21 @@ class PartBuffers:
     def step(self, positions: FloatArray, *, per_atom: bool) -> PartPrediction:
         """Run a step; see `mlff_triton.engine.part.PartStep.step`."""
         n_atoms = len(positions)
-        self._staging.numpy()[:n_atoms] = positions
+        self._staging[:n_atoms].copy_(torch.from_numpy(positions))  # by several threads
         if self._state.is_due:  # the matrix is built before the step uploads positions
             check_positions(positions)  # as a new matrix cannot say what is wrong
             self._upload()
         self._state.settle(self._find_edges)
         outputs = self._compute()
         virials = virials_of(outputs.atoms[1:, :n_atoms].cpu()) if per_atom else None
+        if per_atom and self._state.sums_forces:
+            forces = outputs.forces[:n_atoms].cpu().numpy()
+        else:
+            n_rows = self._part.n_own if self._state.sums_forces else n_atoms
+            forces = self._forces.numpy()[:n_rows]
         return PartPrediction(
             energy=float(self._totals.energy[0]),
-            forces=self._forces.numpy()[:n_atoms],
+            forces=forces,
             virial=self._totals.virial[0].numpy().copy(),
             atom_energies=self._energies.numpy()[: self._part.n_own],
             atom_virials=virials,
@@ -295,9 +311,9 @@ class PartBuffers:
 
     def _launch_network(self) -> Outputs:
         """Launch network and downloads: one graph, as calls cost more than small copies."""
-        outputs = self._state.launch_network()
+        outputs, forces = self._state.launch_network()
         self._totals.values.copy_(outputs.totals.values, non_blocking=True)
-        self._forces.copy_(outputs.forces, non_blocking=True)
+        self._forces.copy_(forces, non_blocking=True)
         self._energies.copy_(outputs.atom_energies, non_blocking=True)
         return outputs
 

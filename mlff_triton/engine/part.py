@@ -258,9 +258,11 @@ class PartPrediction:
     ----------
     energy : float
         Sum of the energies of own atoms.
-    forces : float64 [N, 3]
+    forces : float64 [N, 3] or [n_own, 3]
         Negative derivatives of ``energy`` with respect to the positions of all atoms, own and
-        ghosts. The force on an atom is the sum over all parts in which it occurs.
+        ghosts. The force on an atom is the sum over all parts in which it occurs. If forces are
+        those on own atoms alone, they are these sums: so it is with an exchange that is queued,
+        except in steps with ``atom_virials``.
     virial : float64 [3, 3]
         Derivative of ``energy`` with respect to a strain of the part, with its ghosts. Summed over
         all parts, it is the virial of the whole system, as in

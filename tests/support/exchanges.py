@@ -104,10 +104,10 @@ class Echo:
         self.rows, self.n_rows = rows, part.n_own + len(self.given) + unused
         self.plan = len(self.given)
 
-    def trade(self, sent: Tensor, received: Tensor, *, back: bool = False) -> None:
-        """Copy rows."""
-        assert not back
-        received[: len(sent)] = sent
+    def trade(self, sent: Tensor, received: Tensor, *, back: bool = False) -> None:  # noqa: ARG002
+        """Copy rows, which go either way."""
+        count = len(self.given)
+        received[:count] = sent[:count]
 
     def gather(self, own: Tensor) -> list[Tensor]:
         """Return the only tensor."""

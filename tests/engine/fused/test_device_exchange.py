@@ -16,7 +16,7 @@ from mlff_triton.engine.device_part import DevicePart
 from mlff_triton.engine.device_steps import DeviceSteps
 from mlff_triton.engine.engine import Engine
 from mlff_triton.engine.part import Exchange, OwnImages, PartAtoms, PartPrediction
-from mlff_triton.testing import random_crystal
+from mlff_triton.testing import assert_close, random_crystal
 from tests.support.device_steps import CUTOFF, SKIN, batch_of, crystal, model, moved, truth
 from tests.support.exchanges import Board, BoardExchange, Echo
 from tests.support.parts import Part, assert_whole, divide, slabs, sum_of_parts
@@ -122,6 +122,23 @@ def test_images_of_own_atoms_are_these_atoms(new_steps):
     for n_echoes, unused in ((len(part.index) - part.n_own, 0), (20, 5), (7, 0)):
         set_atoms(device_part, atoms, part, Echo(part, n_echoes, unused))
         assert_same(step(device_part, atoms, part), expected)
+
+
+def test_forces_are_summed_where_work_is_queued(new_steps):
+    steps, atoms = new_steps(), crystal(4, "cubic")
+    part, device_part = alone(atoms), steps.part(0.0)
+    for exchange in (images(part), Echo(part, 30), Echo(part, 30, 3)):
+        set_atoms(device_part, atoms, part, exchange)
+        positions = part.positions(atoms)
+        found = device_part.step(positions, per_atom=False).forces
+        assert found.shape == (4, 3)
+        every = device_part.step(positions, per_atom=True).forces
+        assert len(every) == len(positions)
+        expected = np.zeros((4, 3))
+        np.add.at(expected, part.index, every)
+        assert_close(found, expected, 1)
+        again = device_part.step(positions, per_atom=False).forces.copy()
+        np.testing.assert_array_equal(device_part.step(positions, per_atom=False).forces, again)
 
 
 def test_matrices_are_renewed_before_others_wait(new_steps):
