@@ -49,6 +49,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "ase": tables.overhead_table,
     "openmm": tables.openmm_table,
     "lammps": tables.lammps_table,
+    "lammps-weak": tables.lammps_weak_table,
     "training": tables.training_table,
     "fidelity": partial(errors_table, bench="fidelity"),
     "bio": tables.bio_table,

@@ -33,9 +33,10 @@ SIMULATIONS = {  # labels of routes, all with Langevin dynamics, by name
 }
 ONE_RANK = "ranks-1"
 DIVISIONS = {  # columns and lines of boxes that are divided
-    ONE_RANK: "LAMMPS, one rank",
-    "part-of-2": "part of two",
-    "part-of-4": "part of four",
+    ONE_RANK: "one GPU",
+    "ranks-2": "two GPUs",
+    "ranks-4": "four GPUs",
+    "ranks-8": "eight GPUs",
 }
 LAMMPS_MODELS = {"random": "F = 128", "shipped": "shipped"}
 LARGEST = "1000000"  # a random box, although it is named after its size
@@ -128,9 +129,9 @@ def p50(row: Row) -> float:
 
 
 def is_scaling(case: str, model: str) -> bool:
-    """Return True for a box of a model that is divided among GPUs."""
+    """Return True for a box of a model that one or several GPUs compute."""
     kind, name, _ = case.split("-")
-    return name == model and kind != "check"
+    return name == model and kind in {"strong", "overhead"}
 
 
 def water_first(times: Times) -> Times:

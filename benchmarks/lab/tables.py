@@ -91,6 +91,7 @@ def tables(folder: Path) -> str:
     parts += [
         openmm_table(folder),
         lammps_table(folder),
+        lammps_weak_table(folder),
         training_table(folder),
         simulations(folder),
         charged_simulations(folder),
@@ -261,26 +262,51 @@ def training_table(folder: Path) -> str:
 
 
 def lammps_table(folder: Path) -> str:
-    """Tabulate steps of LAMMPS on one rank, and of parts of the same boxes; empty without data."""
+    """Tabulate steps of LAMMPS by the number of GPUs, and their speed-ups; empty without data."""
     times = passed(read_rows(folder / "lammps.csv"))
-    head = ["model", "atoms", "engine alone", "LAMMPS, one rank", "memory, GB"]
-    parts = [name for name in DIVISIONS if name != ONE_RANK]
-    lines = [[*head, *(f"{DIVISIONS[name]} (ghosts)" for name in parts)]]
+    measured = [name for name in DIVISIONS if any(name in rows for rows in times.values())]
+    head = ["model", "atoms", "engine alone", *(DIVISIONS[name] for name in measured)]
+    lines = [[*head, "speed-up", "memory of a GPU, GB"]]
     lines.append(["---"] * len(lines[0]))
     for model, label in LAMMPS_MODELS.items():
         boxes = [rows for case, rows in times.items() if is_scaling(case, model)]
         for rows in sorted(boxes, key=lambda rows: next(iter(rows.values())).atoms):
-            whole, found = rows.get(ONE_RANK), [rows.get(name) for name in parts]
-            if not any((whole, *found)):
+            found = {name: rows[name] for name in measured if name in rows}
+            if not found:
                 continue
-            cells = [label, f"{next(iter(rows.values())).atoms:,}", ms_cell(rows.get(OURS))]
-            cells += [ms_cell(whole), memory_cell(whole) if whole else "–"]
-            cells += [f"{ms_cell(row)} ({row.edges:,})" if row else "–" for row in found]
+            atoms = f"{next(iter(found.values())).atoms:,}"
+            cells = [label, atoms, ms_cell(rows.get(OURS))]
+            cells += [ms_cell(found.get(name)) for name in measured]
+            cells += [_speed_ups(found), ", ".join(map(memory_cell, found.values()))]
             lines.append(cells)
     if len(lines) == 2:
         return ""
-    note = "Times in ms per step. A part is what one of the GPUs computes, without LAMMPS. "
+    note = "Times in ms per step of LAMMPS. Speed-ups are those over one GPU. "
     return markdown(lines) + f"\n\n{note}{provenance(times)}"
+
+
+def _speed_ups(found: dict[str, Row]) -> str:
+    """Return how many times as fast as one GPU several are."""
+    one = found.get(ONE_RANK)
+    others = [row for name, row in found.items() if name != ONE_RANK]
+    return ", ".join(f"{p50(one) / p50(row):.2f}" for row in others) if one and others else "–"
+
+
+def lammps_weak_table(folder: Path) -> str:
+    """Tabulate steps of LAMMPS with as many atoms per GPU; empty without data."""
+    times = passed(read_rows(folder / "lammps.csv"))
+    lines = [["model", "atoms per GPU", *DIVISIONS.values(), "efficiency"]]
+    lines.append(["---"] * len(lines[0]))
+    for model, label in LAMMPS_MODELS.items():
+        boxes = [rows for case, rows in times.items() if case.startswith(f"weak-{model}-")]
+        found = {name: rows[name] for name in DIVISIONS for rows in boxes if name in rows}
+        one = found.get(ONE_RANK)
+        if one is None:
+            continue
+        ratios = [p50(one) / p50(row) for name, row in found.items() if name != ONE_RANK]
+        cells = [label, f"{one.atoms:,}", *(ms_cell(found.get(name)) for name in DIVISIONS)]
+        lines.append([*cells, ", ".join(f"{ratio:.0%}" for ratio in ratios) or "–"])
+    return "" if len(lines) == 2 else markdown(lines)
 
 
 def simulations(folder: Path) -> str:

@@ -13,6 +13,7 @@ from mlff_triton.errors import InputError
 
 CHECKED = 4096  # atoms of the case that is compared with the truth
 PER_RANK = 31_250 * 8
+UNITS = 4_096, 16_384, 32_768, 65_536
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,9 @@ def cases(n_ranks: int) -> list[Case]:
     for model in ("random", "shipped"):
         found += [Case("check", model, CHECKED), Case("overhead", model, 65_536)]
         found += [
-            Case("strong", model, 4_096, (4, 4, 4)),
-            Case("strong", model, 16_384, (4, 4, 4)),
-            Case("strong", model, 65_536, (4, 4, 4)),
+            Case("strong", model, 4_096, (2, 2, 2)),
+            Case("strong", model, 4_096, (4, 2, 2)),
+            *(Case("strong", model, unit, (4, 4, 4)) for unit in UNITS),
         ]
         found.append(Case("weak", model, 31_250, weak_copies(n_ranks)))
     return found if n_ranks == 1 else [case for case in found if case.kind != "overhead"]

@@ -72,15 +72,26 @@ def test_steps_through_openmm_are_compared_where_both_ran(tmp_path):
 
 
 def test_divided_boxes_are_compared_with_whole_ones(tmp_path):
-    times = {"ranks-1": 300.0, "ranks-1-model": 290.0, "part-of-4": 95.0, "ranks-4-gpus-1": 400.0}
+    times = {"ranks-1": 300.0, "ranks-1-model": 290.0, "ranks-4": 80.0, "ranks-4-gpus-1": 400.0}
     case = "strong-random-1000000"
     made = [row(bench="lammps", case=case, impl=i, ms=t, atoms=10**6) for i, t in times.items()]
     made.append(row(bench="lammps", case="check-random-4096", impl="ranks-1", ms=2.0, atoms=4096))
     Results(tmp_path).add(made)
     table = tables.lammps_table(tmp_path)
-    assert f"| F = 128 | 1,000,000 | – | 300 | 0.5 | – | 95 ({made[2].edges:,}) |" in table
+    assert "| model | atoms | engine alone | one GPU | four GPUs | speed-up |" in table
+    assert "| F = 128 | 1,000,000 | – | 300 | 80 | 3.75 | 0.5, 0.5 |" in table
     assert "4,096" not in table
     assert figures.draw(tmp_path) == [tmp_path / "lammps.svg"]
+
+
+def test_boxes_that_grow_with_the_number_of_gpus(tmp_path):
+    times = {"250000": ("ranks-1", 90.0), "500000": ("ranks-2", 100.0)}
+    for atoms, (impl, ms) in times.items():
+        case = f"weak-random-{atoms}"
+        Results(tmp_path).add([row(bench="lammps", case=case, impl=impl, ms=ms, atoms=int(atoms))])
+    line = "| F = 128 | 250,000 | 90 | 100 | – | – | 90% |"
+    assert line in tables.lammps_weak_table(tmp_path)
+    assert tables.lammps_weak_table(tmp_path / "empty") == ""
 
 
 def test_figures_are_drawn_from_the_csv_and_reproducible(measured):
