@@ -24,7 +24,7 @@ def reserved(n_atoms: int, share: int = 32) -> int:
 
 
 class DeviceBorders:
-    """What a part gives to others and receives, in buffers that captured graphs read.
+    """Rows that a part gives to others and receives, in buffers that captured graphs read.
 
     The first rows of tensors are those of own atoms, in the order of the neighbor matrix, with
     their padding. Rows of other parts follow.
@@ -63,30 +63,30 @@ class DeviceBorders:
         rows[: len(part.numbers)] = part.rows
         self._rows.copy_(torch.from_numpy(rows))
         n_others, n_ghosts = exchange.n_rows - part.n_own, len(exchange.rows)
-        room = self._ghosts.shape[1]
-        if not n_ghosts <= room <= 2 * reserved(n_ghosts):
-            room = reserved(n_ghosts)
-        plan = exchange.plan, n_others, len(exchange.given), room
+        size = self._ghosts.shape[1]
+        if not n_ghosts <= size <= 2 * reserved(n_ghosts):
+            size = reserved(n_ghosts)
+        plan = exchange.plan, n_others, len(exchange.given), size
         has_changed, self._plan, self._exchange = plan != self._plan, plan, exchange
         if has_changed:
             self.n_others = n_others
-            self._ghosts = torch.zeros(2, room, dtype=torch.int64, device=device)
+            self._ghosts = torch.zeros(2, size, dtype=torch.int64, device=device)
             self._given = torch.empty(len(exchange.given), dtype=torch.int32, device=device)
             self._given_rows = torch.zeros_like(self._given)
             self._species = torch.empty(self.n_others, dtype=torch.int32, device=device)
         self._given.copy_(torch.from_numpy(exchange.given))
         self._species.copy_(p.species(to_tensor(part.row_numbers[part.n_own :], device)))
-        self._ghosts.copy_(torch.from_numpy(self._ghosts_of(part, room)))
+        self._ghosts.copy_(torch.from_numpy(self._ghosts_of(part, size)))
         return has_changed
 
-    def _ghosts_of(self, part: PartAtoms, room: int) -> NDArray[np.int64]:
+    def _ghosts_of(self, part: PartAtoms, size: int) -> NDArray[np.int64]:
         """Return ghosts, and where their forces are summed: own atoms, or rows after all atoms.
 
         Padding is filled up with the last atom, which has no force.
         """
         assert part.exchange is not None
         n_rows, rows = len(self.names), part.exchange.rows
-        found = np.full((2, room), n_rows - 1)
+        found = np.full((2, size), n_rows - 1)
         found[0, : len(rows)] = np.arange(part.n_own, len(part.numbers))
         found[1, : len(rows)] = np.where(rows < part.n_own, rows, rows - part.n_own + n_rows)
         return found

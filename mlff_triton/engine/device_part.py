@@ -172,7 +172,7 @@ class PartState(DeviceState):
         self._set_systems(systems)
         if self._borders is not None and self._borders.set_part(self.model.parameters, part):
             self.neighbors.layout += 1
-            self._is_built = False  # so that rows of other parts find room
+            self._is_built = False  # as rows of other parts need rows, too
         self.expire()
         if is_wasteful(self.neighbors.sizes[0], reserved(part.n_own)):
             self._is_built = False  # so that shells get other sizes

@@ -48,7 +48,7 @@ class Exchange(Protocol):
     given : int32 [S]
         Own atoms of which other parts have ghosts, in the order in which they are sent.
     plan : object
-        What `trade` sends and receives, as far as it is the same for all exchanges of equal plans.
+        All exchanges of equal plans send and receive messages of the same sizes in `trade`.
     is_queued : bool
         True if `trade` queues its work on the current stream, so that a CUDA graph may contain it.
     index : int

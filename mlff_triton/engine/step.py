@@ -304,8 +304,8 @@ def evaluate_part(
         ``rows[h]`` is the number of atoms, the first ones, that are at most h hops along edges away
         from one whose energy counts, for each h up to the number of layers.
     borders : Borders, optional
-        Tensors of other senders, which follow those of the ``rows[0]`` own atoms. Then the latter
-        are the only ones computed, and all ``rows`` are equal.
+        Tensors of other senders, which follow those of the ``rows[0]`` own atoms. Then only own
+        atoms are computed, and all ``rows`` are equal.
     """
     found = energies_and_edge_gradients(ops, p, systems, edges, rows, borders)
     forces, atoms = part_forces_and_sums(ops, p, systems, edges, *found)

@@ -43,7 +43,7 @@ class SystemPart:
         an exchange. More ghosts do no harm.
     exchange_reach : float or None
         The same with an exchange: one cutoff, or that of the Coulomb energy if it is longer. None
-        if the backend, "triton", "triton-graph" or "exact", has no steps with an exchange.
+        if the backend has no steps with an exchange, as "exact" has not, nor kernels for charges.
 
     Examples
     --------
@@ -102,8 +102,7 @@ class SystemPart:
         """
         if exchange is not None and self.exchange_reach is None:
             raise BackendError(
-                'parts of this backend compute their ghosts: use backend="cpu" or "torch" with an '
-                "exchange"
+                'parts of the backend "exact" compute their ghosts: an exchange needs another one'
             )
         if exchange is None and n_own and math.isinf(self.reach):
             raise BackendError(

@@ -17,7 +17,7 @@ _INDEX_BITS = 32
 
 
 class Transport(Protocol):
-    """How tensors get from rank to rank.
+    """Path of tensors from rank to rank.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class FeatureExchange:
     n_own : int
         Number of own atoms. A rank without any needs no ghosts.
     transport : Transport
-        How tensors get from rank to rank.
+        Path of tensors from rank to rank.
     last : FeatureExchange, optional
         The exchange before this one. If work is queued, messages have a reserve, so that they keep
         their sizes while the number of atoms near a face fluctuates.
@@ -156,7 +156,7 @@ def reserved(counts: Counts) -> Counts:
 
 
 def places(counts: Counts, sizes: Counts) -> Counts:
-    """Return where the rows of messages with ``counts`` lie if each has room for ``sizes``."""
+    """Return where the rows of messages with ``counts`` lie if each is as long as ``sizes``."""
     begin = np.repeat(np.cumsum(sizes) - sizes, counts)
     rank = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     rows: Counts = (begin + rank).astype(np.int32)

@@ -214,7 +214,7 @@ def edges(
         Status of each atom in another list of the same age, up to rounding. Its problems and its
         age are joined with the problems of this one.
     names : int32 [N], optional
-        What each sorted atom is called as a sender.
+        Name of each sorted atom as a sender.
 
     Returns
     -------

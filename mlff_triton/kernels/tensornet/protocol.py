@@ -138,7 +138,7 @@ class StepOperators(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Propagate gradients of a layer's update back to its tensors and its messages.
 
-        Rows that are to be filled are appended to the latter.
+        Rows that are to be filled follow the gradients of messages.
         """
 
     def update(
