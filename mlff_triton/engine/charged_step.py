@@ -5,22 +5,25 @@ from tensors before their normalization, and equilibrated over each system. They
 of the next layer and, with those after the last layer, the Coulomb energy. In the backward pass,
 the gradients of the charges of a layer join those of its tensors.
 
-Parts of a system compute their own atoms only. They exchange tensors and charges of senders, give
-gradients that they find for these back to their owners, and sum charges over all parts.
+Parts of a system compute their own atoms only. They exchange tensors and charges of senders, and
+sum charges over all parts. In the backward pass, loops on a CPU find gradients for senders, and
+give these back to their owners. Kernels fetch the gradients of messages instead, as for a
+TensorNet, and only give the gradients of receivers' charges back.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from typing import NamedTuple
+from dataclasses import replace
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from mlff_triton.engine.charge_parameters import ChargeParameters
 from mlff_triton.engine.parameters import Parameters
-from mlff_triton.engine.part import Exchange, extend_rows, reduce_rows, total
+from mlff_triton.engine.part import Exchange, PartBorders
 from mlff_triton.engine.step import (
+    Borders,
     ChargedAtoms,
     Outputs,
     Systems,
@@ -63,6 +66,19 @@ class Geometry(NamedTuple):
     far: Edges | None
 
 
+class GatheringBorders(Borders, Protocol):
+    """Rows of other processes, from which also gradients of messages are fetched."""
+
+    def rows_of(self, atoms: Tensor) -> Tensor:
+        """Sum values of own atoms and ghosts, [N, Q], at their rows: [n_own + M, Q]."""
+
+    def reduce(self, rows: Tensor) -> Tensor:
+        """Add what all parts found for each atom: [K, n_own + M, F] -> [K, n_own, F]."""
+
+    def total(self, values: Tensor) -> Tensor:
+        """Sum values of one shape over all parts with atoms; all of them get the same bits."""
+
+
 def evaluate_charged_step(
     ops: Operators, p: Parameters, systems: Systems, geometry: Geometry, status: Tensor
 ) -> Outputs:
@@ -92,7 +108,12 @@ def evaluate_charged_step(
 
 
 def evaluate_charged_part(
-    ops: Operators, p: Parameters, systems: Systems, geometry: Geometry, exchange: Exchange
+    ops: Operators,
+    p: Parameters,
+    systems: Systems,
+    geometry: Geometry,
+    n_own: int,
+    borders: PartBorders | GatheringBorders,
 ) -> tuple[Tensor, Tensor]:
     """Compute the energies of own atoms, and forces on all atoms that come from them.
 
@@ -104,9 +125,11 @@ def evaluate_charged_part(
         Own atoms and ghosts, but ``system_ptr`` and ``charged`` are those of own atoms. The energy
         offsets of ghosts must be 0.
     geometry : Geometry
-        Positions and edges of all of them. Senders are rows of the exchange.
-    exchange : Exchange
-        Exchange with other parts, which all compute their steps at the same time.
+        Positions and edges of all of them. Senders are rows, first those of own atoms.
+    n_own : int
+        Number of own atoms, which come first, with their padding.
+    borders : PartBorders or GatheringBorders
+        Rows of other parts, which all compute their steps at the same time.
 
     Returns
     -------
@@ -115,17 +138,19 @@ def evaluate_charged_part(
     """
     assert p.charges is not None
     assert systems.charged is not None
-    near, far, n_own = geometry.near, geometry.far, len(systems.charged.rank)
-    itself = torch.arange(len(near.senders), dtype=torch.int32, device=near.senders.device)
-    own = Geometry(
-        geometry.positions[:n_own],
-        near.of_first(n_own)._replace(reverse=itself),  # opposite edges are those of other parts
-        None if far is None else far.of_first(n_own),
-    )
-    step = _Step(ops, p, p.charges, systems, systems.charged, own, exchange)
+    near, far = geometry.near, geometry.far
+    of_own, order = near.of_first(n_own), systems.order
+    if isinstance(borders, PartBorders):  # opposite edges are those of other parts
+        itself = torch.arange(len(near.senders), dtype=torch.int32, device=near.senders.device)
+        of_own, order = of_own._replace(reverse=itself), order[:n_own]
+    far = None if far is None else far.of_first(n_own)
+    own = Geometry(geometry.positions[:n_own], of_own, far)
+    charged = replace(systems.charged, system=systems.charged.system[:n_own])
+    given = ops, p, p.charges, replace(systems, order=order), charged, own
+    step = _Step(*given, borders, near)
     energies, edge_grad, coulomb = step.evaluate()
-    given = ops.network, p, systems, near, energies, edge_grad
-    return part_forces_and_sums(*given, _forces_of(coulomb))
+    found = ops.network, p, systems, near, energies, edge_grad
+    return part_forces_and_sums(*found, _forces_of(coulomb))
 
 
 def _forces_of(coulomb: CoulombSums | None) -> tuple[Tensor, Tensor] | None:
@@ -155,7 +180,7 @@ class _Kept(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """One step: its operators, parameters and atoms."""
+    """One step: its operators, parameters and atoms, and for a part the edges of all atoms."""
 
     ops: Operators
     p: Parameters
@@ -163,7 +188,8 @@ class _Step(NamedTuple):
     systems: Systems
     charged: ChargedAtoms
     geometry: Geometry
-    exchange: Exchange | None = None
+    borders: PartBorders | GatheringBorders | None = None
+    every: Edges | None = None
 
     def evaluate(self) -> tuple[Tensor, Tensor, CoulombSums | None]:
         """Compute the network's energies [N], gradients [3, slots] and the Coulomb energy."""
@@ -220,7 +246,9 @@ class _Step(NamedTuple):
             network = self.c.interactions[k]
             charges.append(self._predict(k, x, inverse, of_layers[k]))
             terms = charge_ops.charge_terms(self._extend(charges[-1].values[None])[0], network)
-            y = self._extend(ops.linear(x, map_in.forward))
+            y = ops.linear(x, map_in.forward, self._n_others)
+            if self.borders is not None:
+                self.borders.fill(y)
             message, rows = charge_ops.edge_messages(y, terms, network, edges, found)
             product = charge_ops.normalized_product(y, message, self.p.config.group)
             is_last = k + 1 == len(self.p.layers)
@@ -289,19 +317,23 @@ class _Step(NamedTuple):
             layer.message,
             self.systems.charge_factor,
             self.p.config.group,
+            0 if isinstance(self.borders, PartBorders) else self._n_others,
         )
+        if self.borders is not None and not isinstance(self.borders, PartBorders):
+            self.borders.fill(grad_message)
         accumulate = k + 1 < len(self.p.layers)
         given = grad_message, layer.y, grad_y, layer.terms, network, edges, layer.rows
         grad_y, grad_sent, by_edge, by_atom = charge_ops.edge_messages_backward(
             *given, slope, accumulate
         )
-        if self.exchange is not None:
-            n_own = layer.x.shape[1]
-            grad_y = reduce_rows(self.exchange, grad_y, n_own)
-            grad_sent = reduce_rows(self.exchange, grad_sent[None], n_own)[0]
+        if isinstance(self.borders, PartBorders):
+            grad_y, grad_sent = self.borders.reduce(grad_y), self.borders.reduce(grad_sent[None])[0]
         grad_charges = charge_ops.charge_gradients(
-            grad_sent, by_edge, by_atom, network, edges, by_charge
+            grad_sent, by_edge, by_atom, network, self._receivers, by_charge
         )
+        if self.borders is not None and not isinstance(self.borders, PartBorders):
+            rows = self.borders.rows_of(grad_charges)
+            grad_charges = self.borders.reduce(rows[None])[0]
         factors = self._charge_gradients(k, grad_charges, layer.x, layer.inverse, charges)
         grad = ops.linear(grad_y, map_in.backward)
         return charge_ops.tensor_gradients(grad, grad_x, layer.x, layer.inverse, factors, delta)
@@ -312,8 +344,9 @@ class _Step(NamedTuple):
         if weights is None:
             return None
         given = charges, weights.energy, weights.mean
-        if edges is None and self.exchange is not None:
-            return self._interact_with_all(self.exchange, *given)
+        if edges is None and self.borders is not None:
+            assert isinstance(self.borders, PartBorders)
+            return self._interact_with_all(self.borders.exchange, *given)
         if edges is None:
             order = AtomOrder(self.charged.rank, self.systems.system_ptr, self.charged.largest)
             return ops.coulomb_pairs(self.geometry.positions, *given, order)
@@ -335,9 +368,26 @@ class _Step(NamedTuple):
 
     def _extend(self, own: Tensor) -> Tensor:
         """Append tensors [K, n, F] of senders that are atoms of other parts."""
-        return own if self.exchange is None else extend_rows(self.exchange, own)
+        if self.borders is None:
+            return own
+        k, n_own, channels = own.shape
+        rows = own.new_empty(k, n_own + self._n_others, channels)
+        rows[:, :n_own] = own
+        self.borders.fill(rows)
+        return rows
+
+    @property
+    def _n_others(self) -> int:
+        return 0 if self.borders is None else self.borders.n_others
+
+    @property
+    def _receivers(self) -> Edges:
+        """Edges of all atoms whose charges get gradients: with those of ghosts, in kernels."""
+        if self.every is None or isinstance(self.borders, PartBorders):
+            return self.geometry.near
+        return self.every
 
     @property
     def _sum_parts(self) -> SumParts | None:
         """Function that sums values over all parts, if this is one."""
-        return None if self.exchange is None else partial(total, self.exchange)
+        return None if self.borders is None else self.borders.total

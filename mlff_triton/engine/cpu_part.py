@@ -76,7 +76,8 @@ class CpuPart(HostPart):
             rename_senders(edges, self._rows)
             if geometry.near is not edges:
                 rename_senders(geometry.near, self._rows)
-            return evaluate_charged_part(ops, p, self._systems, geometry, exchange)
+            others = PartBorders(exchange, n_own)
+            return evaluate_charged_part(ops, p, self._systems, geometry, n_own, others)
         if exchange is None:
             order, rows = shells(edges, n_own, len(p.layers))
             systems, borders = self._sorted_systems, None

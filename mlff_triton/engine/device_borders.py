@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import torch
@@ -46,7 +47,7 @@ class DeviceBorders:
 
     def __init__(self, n_rows: int, device: torch.device) -> None:
         self.names = torch.zeros(n_rows, dtype=torch.int32, device=device)
-        self.n_others = 0
+        self.n_others = self._n_first = 0
         self._rows = torch.zeros_like(self.names)  # of each atom in the user's order
         self._given = torch.zeros(0, dtype=torch.int32, device=device)
         self._given_rows = torch.zeros_like(self._given)
@@ -99,6 +100,7 @@ class DeviceBorders:
 
     def name(self, matrix: NeighborMatrix, n_own: Tensor, n_first: int) -> None:
         """Find the row of each atom, after the matrix was sorted; see `name_rows`."""
+        self._n_first = n_first
         name_rows(matrix, self._rows, n_own, n_first, self.names)
 
     def sort(self, rank: Tensor, species: Tensor, n_first: int) -> None:
@@ -114,6 +116,28 @@ class DeviceBorders:
         received = rows.new_empty(self.n_others, k, channels)
         self._exchange.trade(per_atom.index_select(0, self._given_rows), received)
         per_atom[n_rows - self.n_others :] = received
+
+    def rows_of(self, atoms: Tensor) -> Tensor:
+        """Sum values of own atoms and ghosts; see `GatheringBorders` of a charged step."""
+        rows = atoms.new_zeros(self._n_first + self.n_others, atoms.shape[1])
+        rows[: self._n_first] = atoms[: self._n_first]
+        ghosts = self.names[self._n_first :].long()
+        return rows.index_put_((ghosts,), atoms[self._n_first :], accumulate=True)
+
+    def reduce(self, rows: Tensor) -> Tensor:
+        """Add what all parts found for own atoms: [K, n + M, F] -> [K, n, F], in a fixed order."""
+        assert self._exchange is not None
+        n_own = rows.shape[1] - self.n_others
+        per_atom = rows.transpose(0, 1).contiguous()
+        own = per_atom[:n_own]
+        received = own.new_empty(len(self._given_rows), *own.shape[1:])
+        self._exchange.trade(per_atom[n_own:], received, back=True)
+        return own.index_put_((self._given_rows.long(),), received, accumulate=True).transpose(0, 1)
+
+    def total(self, values: Tensor) -> Tensor:
+        """Sum values of one shape over all parts with atoms."""
+        assert self._exchange is not None
+        return reduce(torch.add, self._exchange.gather(values))
 
     def sum_forces(self, forces: Tensor) -> Tensor:
         """Add the forces that all parts found for own atoms, which come first in [N, 3].
@@ -132,7 +156,7 @@ class DeviceBorders:
     @property
     def alone(self) -> AloneBorders:
         """The same without any other process, for rehearsals."""
-        return AloneBorders(self.n_others)
+        return AloneBorders(self.n_others, self._n_first)
 
 
 @dataclass(frozen=True)
@@ -140,9 +164,22 @@ class AloneBorders:
     """Rows of other processes that stay as they are."""
 
     n_others: int
+    n_first: int
 
     def fill(self, rows: Tensor) -> None:
         """Do nothing."""
+
+    def rows_of(self, atoms: Tensor) -> Tensor:
+        """Return zeros."""
+        return atoms.new_zeros(self.n_first + self.n_others, atoms.shape[1])
+
+    def reduce(self, rows: Tensor) -> Tensor:
+        """Return the rows of own atoms."""
+        return rows[:, : self.n_first].contiguous()
+
+    def total(self, values: Tensor) -> Tensor:
+        """Return the values of this part."""
+        return values
 
     def sum_forces(self, forces: Tensor) -> Tensor:
         """Return the forces."""

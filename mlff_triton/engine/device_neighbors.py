@@ -187,7 +187,12 @@ class DeviceNeighbors:
         size = len(self._atoms.positions), len(self._atoms.cell)
         self._found = NeighborMatrix.empty(*size, capacities[0], self._model.device)
         self._short = [self._found.shorter(capacity) for capacity in capacities[1:]]
-        self.matrix = self._found
+        self._read = [self._found, *self._short]
+
+    @property
+    def matrix(self) -> NeighborMatrix:
+        """The longest matrix that steps read."""
+        return self._read[0]
 
     @property
     def capacities(self) -> list[int]:
@@ -265,7 +270,7 @@ class DeviceNeighbors:
             atoms.positions,
             atoms.cell,
             atoms.system,
-            (self.matrix, *self._short)[index],
+            self._read[index],
             knots,
             self._cutoffs[index],
             self._radii[index],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.engine.batch import to_tensor
+from mlff_triton.engine.charged_step import Geometry, Operators, evaluate_charged_part
 from mlff_triton.engine.device_borders import ALIGNMENT, AloneBorders, DeviceBorders, reserved
 from mlff_triton.engine.device_neighbors import AtomBuffers, DeviceModel, DeviceNeighbors
 from mlff_triton.engine.device_state import DeviceState, pinned
@@ -69,7 +71,9 @@ class PartNeighbors(DeviceNeighbors):
 
     def _allocate(self, capacities: list[int]) -> None:
         super()._allocate(capacities)
-        self.matrix = renumbered(self._found)
+        sorted_ = renumbered(self._found)
+        same = {"order": sorted_.order, "rank": sorted_.rank}
+        self._read = [sorted_, *(replace(renumbered(rows), **same) for rows in self._short)]
 
     @property
     def rows(self) -> list[int]:
@@ -85,7 +89,8 @@ class PartNeighbors(DeviceNeighbors):
         self._sort_atoms()
 
     def _sort_atoms(self) -> None:
-        sort_by_hops(self._found, *self._hops, self._sizes, self.matrix)
+        shorter = (self._short[0], self._read[1]) if self._short else None
+        sort_by_hops(self._found, *self._hops, self._sizes, self.matrix, shorter)
         if self._borders is not None:
             self._borders.name(self.matrix, self.n_own, self.sizes[0])
 
@@ -141,6 +146,7 @@ class PartState(DeviceState):
     def __init__(self, model: DeviceModel, n_rows: int, charge: float, *, exchanges: bool) -> None:
         self._borders = DeviceBorders(n_rows, model.device) if exchanges else None
         super().__init__(model, n_rows, 2)
+        self._own_ptr = torch.zeros(3, dtype=torch.int32, device=model.device)
         self._charge = torch.full((2,), charge, dtype=torch.float64, device=model.device)
         self.atoms.cell.copy_(torch.eye(3, dtype=torch.float64))
 
@@ -169,6 +175,7 @@ class PartState(DeviceState):
             torch.tensor([part.n_total, 1], device=device),
         )
         systems.offsets[part.n_own :] = 0
+        self._own_ptr[1:] = part.n_own  # padding is a system without atoms
         self._set_systems(systems)
         if self._borders is not None and self._borders.set_part(self.model.parameters, part):
             self.neighbors.layout += 1
@@ -192,6 +199,10 @@ class PartState(DeviceState):
     def launch_edges(self) -> Tensor:
         """Launch the kernel that finds the edges, and return the highest status of any atom, []."""
         self._near, self._status = self.neighbors.edges()
+        charges = self.model.parameters.charges
+        self._far = self._near if charges is not None and charges.is_truncated else None
+        if self.neighbors.has_far_edges:
+            self._far, self._status = self.neighbors.far_edges(self._status)
         return self._status.max()
 
     def launch_network(self) -> tuple[Outputs, Tensor]:
@@ -215,11 +226,25 @@ class PartState(DeviceState):
     ) -> tuple[Outputs, Tensor]:
         assert self._sorted is not None
         model = self.model
-        given = model.operators, model.parameters, self._sorted, self._near, self._status
-        outputs = evaluate_part(*given, self.neighbors.rows, borders)
+        if model.parameters.charges is None:
+            given = model.operators, model.parameters, self._sorted, self._near, self._status
+            outputs = evaluate_part(*given, self.neighbors.rows, borders)
+        else:
+            assert borders is not None
+            outputs = self._launch_charged(self._sorted, borders)
         if borders is None or not self.sums_forces:
             return outputs, outputs.forces
         return outputs, borders.sum_forces(outputs.forces)
+
+    def _launch_charged(self, systems: Systems, borders: DeviceBorders | AloneBorders) -> Outputs:
+        """Launch the kernels of a TensorNet2."""
+        operators = Operators(self.model.operators, self.model.charged_operators)
+        geometry = Geometry(self.atoms.positions, self._near, self._far)
+        own = replace(systems, system_ptr=self._own_ptr)
+        given = operators, self.model.parameters, own, geometry, self.neighbors.sizes[0]
+        forces, atoms = evaluate_charged_part(*given, borders)
+        totals = self.model.operators.totals(atoms, self._status, systems.system_ptr)
+        return Outputs(Totals(totals), forces, atoms)
 
     @property
     def is_queued(self) -> bool:

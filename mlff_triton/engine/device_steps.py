@@ -143,9 +143,13 @@ class DeviceSteps(Steps):
 
     @property
     def exchange_reach(self) -> float | None:
-        """Distance in Å up to which parts with an exchange need ghosts; None for a TensorNet2."""
-        p = self._model.parameters
-        return p.cutoff if p.charges is None else None
+        """Distance in Å up to which parts with an exchange need ghosts.
+
+        None for a TensorNet2 whose Coulomb energy has no cutoff.
+        """
+        charges = self._model.parameters.charges
+        is_far = charges is not None and charges.coulomb is not None and not charges.is_truncated
+        return None if is_far else self._model.cutoff
 
     def part(self, charge: float) -> DevicePart:
         """Return the steps of a part of a system with a total charge in elementary charges."""

@@ -342,7 +342,8 @@ class Engine:
         if not self.is_local and with_exchange is None:
             raise BackendError(
                 "charges of this model are not local: each depends on all atoms, so parts must "
-                'exchange them: use device="cpu" with backend="cpu" or "torch"'
+                'exchange them: use device="cpu" with backend="cpu" or "torch", or on a GPU a '
+                "Coulomb cutoff"
             )
         with self._call():
             members = [steps.part(float(total[0])) for steps in self._steps]

@@ -171,7 +171,8 @@ class SequencePart(ListPart):
             assert exchange is not None
             near = self._edges(*within(p.charges.network_cutoff, graph, vectors))
             geometry = Geometry(positions, near, edges if p.charges.is_truncated else None)
-            return evaluate_charged_part(self._operators, p, systems, geometry, exchange)
+            others = PartBorders(exchange, n_own)
+            return evaluate_charged_part(self._operators, p, systems, geometry, n_own, others)
         status = torch.zeros(graph.n_atoms, dtype=torch.int32, device=self.device)
         rows, borders = [n_own] * (len(p.layers) + 1), None
         if exchange is None:

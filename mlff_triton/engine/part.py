@@ -95,7 +95,7 @@ class Exchange(Protocol):
     def gather(self, own: Tensor) -> list[Tensor]:
         """Return the tensors of all parts that have atoms, in the same order on all of them.
 
-        Only models with charges need it.
+        Only models with charges need it. If work is queued, all tensors must have one shape.
 
         Parameters
         ----------
@@ -124,32 +124,21 @@ class PartBorders:
         self.exchange.trade(per_atom.index_select(0, given), received)
         per_atom[self.n_own :] = received
 
+    def reduce(self, rows: Tensor) -> Tensor:
+        """Add what all parts found for each atom: [K, n_rows, F] -> [K, n_own, F].
 
-def extend_rows(exchange: Exchange, own: Tensor) -> Tensor:
-    """Append the tensors of other parts to those of own atoms: [K, n_own, F] -> [K, n_rows, F]."""
-    k, n_own, channels = own.shape
-    rows = own.new_empty(k, exchange.n_rows, channels)
-    rows[:, :n_own] = own
-    PartBorders(exchange, n_own).fill(rows)
-    return rows
+        Sums have a fixed order, so they are reproducible.
+        """
+        own = rows[:, : self.n_own].contiguous()
+        sent = rows[:, self.n_own :].transpose(0, 1).contiguous()
+        received = sent.new_empty(len(self.exchange.given), *sent.shape[1:])
+        self.exchange.trade(sent, received, back=True)
+        given = torch.from_numpy(self.exchange.given).to(own.device)
+        return own.index_add_(1, given, received.transpose(0, 1))
 
-
-def reduce_rows(exchange: Exchange, rows: Tensor, n_own: int) -> Tensor:
-    """Add what all parts found for each atom: [K, n_rows, F] -> [K, n_own, F].
-
-    This is the adjoint of `extend_rows`. Sums have a fixed order, so they are reproducible.
-    """
-    own = rows[:, :n_own].contiguous()
-    sent = rows[:, n_own:].transpose(0, 1).contiguous()
-    received = sent.new_empty(len(exchange.given), *sent.shape[1:])
-    exchange.trade(sent, received, back=True)
-    given = torch.from_numpy(exchange.given).to(own.device)
-    return own.index_add_(1, given, received.transpose(0, 1))
-
-
-def total(exchange: Exchange, values: Tensor) -> Tensor:
-    """Sum the values of all parts that have atoms; all of them get the same bits."""
-    return reduce(torch.add, exchange.gather(values))
+    def total(self, values: Tensor) -> Tensor:
+        """Sum the values of all parts that have atoms; all of them get the same bits."""
+        return reduce(torch.add, self.exchange.gather(values))
 
 
 @dataclass(frozen=True)

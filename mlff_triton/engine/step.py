@@ -324,7 +324,7 @@ def part_forces_and_sums(
 ) -> tuple[Tensor, Tensor]:
     """Return the same as `forces_and_sums` for a part, given the energies of its own atoms.
 
-    Results of another energy are those of own atoms, too.
+    Results of another energy are those of own atoms, too, or of all.
     """
     n_own, energies = len(own), systems.offsets.clone()
     energies[:n_own] += own
@@ -334,8 +334,9 @@ def part_forces_and_sums(
     nothing = own.new_zeros(len(energies))
     forces, atoms = ops.forces(edge_grad, edges, nothing, energies, systems.order, True)
     if others is not None:
-        forces[:n_own] += others[0]
-        atoms[:, :n_own] += others[1]
+        n_others = len(others[0])
+        forces[:n_others] += others[0]
+        atoms[:, :n_others] += others[1]
     return forces, atoms
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
+from ase import Atoms
 
 from mlff_triton import TensorNet2, TensorNet2Config
 
@@ -31,3 +34,11 @@ def charged_model(dtype: torch.dtype = torch.float64, seed: int = 0, **changes: 
     model.std, model.mean = torch.tensor(SCALE).double(), torch.tensor(-0.7).double()
     model.references = torch.tensor([-1.0, -5.0, -7.0, -9.0]).double()
     return model.to(dtype)
+
+
+@cache
+def crystal() -> Atoms:
+    """Return atoms at a distorted lattice's points, in a cell at least 8 Å high."""
+    grid = np.indices((4, 3, 2)).reshape(3, -1).T * [2.0, 2.75, 4.1]
+    shifts = np.random.default_rng(2).uniform(-0.3, 0.3, grid.shape)
+    return Atoms("CHONHH" * 4, grid + shifts, cell=[8.1, 8.3, 8.2], pbc=True)

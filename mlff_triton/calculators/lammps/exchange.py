@@ -89,7 +89,7 @@ class FeatureExchange:
         last: FeatureExchange | None = None,
     ) -> None:
         self._comm, self._transport = comm, transport
-        self.is_queued = transport.is_queued
+        self.is_queued = transport.is_queued or comm.size == 1
         self._ranks = [rank for rank, n in enumerate(comm.allgather(n_own)) if n]
         is_other = (owners.ranks != comm.rank) & (n_own > 0)
         keys = owners.ranks[is_other].astype(np.int64) << _INDEX_BITS | owners.atoms[is_other]
@@ -129,7 +129,9 @@ class FeatureExchange:
             self._transport.deliver(*messages)
 
     def gather(self, own: Tensor) -> list[Tensor]:
-        """Return the tensors of all ranks with atoms."""
+        """Return the tensors of all ranks with atoms; if work is queued, all have one shape."""
+        if self.is_queued:
+            return self._gather_queued(own)
         host = own.cpu().numpy()
         others = [rank for rank in self._ranks if rank != self._comm.rank]
         requests = [self._comm.isend(host, rank) for rank in others]
@@ -141,6 +143,18 @@ class FeatureExchange:
         ]
         for request in requests:
             request.wait()
+        return found
+
+    def _gather_queued(self, own: Tensor) -> list[Tensor]:
+        own = own.contiguous()
+        found = [own if rank == self._comm.rank else torch.empty_like(own) for rank in self._ranks]
+        others = [
+            (rank, tensor)
+            for rank, tensor in zip(self._ranks, found, strict=True)
+            if rank != self._comm.rank
+        ]
+        if others:
+            self._transport.deliver([(rank, own) for rank, _ in others], others)
         return found
 
     @property

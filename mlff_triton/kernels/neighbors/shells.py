@@ -158,7 +158,12 @@ def count_hops(
 
 
 def sort_by_hops(
-    found: NeighborMatrix, hops: Tensor, counts: Tensor, sizes: Tensor, out: NeighborMatrix
+    found: NeighborMatrix,
+    hops: Tensor,
+    counts: Tensor,
+    sizes: Tensor,
+    out: NeighborMatrix,
+    shorter: tuple[NeighborMatrix, NeighborMatrix] | None = None,
 ) -> None:
     """Sort atoms by hops, and otherwise as they are, without waiting for the GPU.
 
@@ -173,19 +178,26 @@ def sort_by_hops(
     out : NeighborMatrix
         From `renumbered`. Its ``needed`` is `UNFIT` if a shell has more atoms than rows, or if
         padding does not suffice to fill them. It has no edges then, nor if ``found`` is incomplete.
+    shorter : (NeighborMatrix, NeighborMatrix), optional
+        Neighbors of the same atoms within another radius, and the output for them.
     """
-    n_shells, n_rows = len(sizes), len(hops)
+    n_shells = len(sizes)
     free = (sizes - counts[:n_shells]).clamp(min=0)
     is_padding = hops == n_shells + 1
     number = is_padding.cumsum(0) - 1
     shell = torch.searchsorted(free.cumsum(0), number, right=True, out_int32=True)
     by_hops = torch.sort(torch.where(is_padding, shell, hops), stable=True).indices
     fits = (counts[:n_shells] <= sizes).all() & (free.sum() <= counts[-1])
-    out.needed.copy_(torch.where(fits, found.needed, UNFIT))
+    for old, new in ((found, out), *([] if shorter is None else [shorter])):
+        new.needed.copy_(torch.where(fits, old.needed, UNFIT))
+        _sort(old, by_hops, new)
 
-    new_row = torch.empty_like(hops)
+
+def _sort(found: NeighborMatrix, order: Tensor, out: NeighborMatrix) -> None:
+    """Write a matrix whose atoms have another order, int64 [N], given its ``needed``."""
+    n_rows, new_row = len(order), torch.empty_like(found.order)
     _permute_kernel[(triton.cdiv(n_rows, 256),)](
-        by_hops,
+        order,
         found.order,
         found.count,
         out.needed,

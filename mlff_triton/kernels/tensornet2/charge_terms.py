@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mlff_triton.kernels.common.checks import check_device
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
+from mlff_triton.kernels.tensornet.launch_sizes import other_rows
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.kernels.types.interaction_network import InteractionNetwork
 
@@ -61,6 +62,7 @@ def _charge_gradients_kernel(
     grad_charges_ptr,
     stride,
     n_charges,
+    n_senders,
     F: tl.constexpr,
     Q: tl.constexpr,
     LANES: tl.constexpr,
@@ -71,7 +73,8 @@ def _charge_gradients_kernel(
     Reads ``grad_sent[N, F]``, ``by_edge[slots, n_charges]``, ``by_atom[N, n_charges]``,
     ``weight[n_charges, 2, F]``, from `Edges` ``slot_begin[N]``, ``slot_end[N]``, and ``origin``
     and ``reverse`` [slots], and unless it is None, ``others[N, n_charges]``, whose rows are
-    ``stride`` apart. Writes ``grad_charges[N, n_charges]``.
+    ``stride`` apart. Writes ``grad_charges[N, n_charges]``. Unless ``n_senders`` is None,
+    ``grad_sent``, ``by_atom`` and ``others`` have that many rows, and are zero for other atoms.
     """
     wait_for_previous(EARLY_LAUNCH)
     atom = tl.program_id(0).to(tl.int64)
@@ -87,16 +90,18 @@ def _charge_gradients_kernel(
         rows = by_edge_ptr + opposite[:, None] * n_charges + charge[None, :]
         received += tl.load(rows, live[:, None] & used[None, :], other=0.0)
 
+    is_sender = True if n_senders is None else atom < n_senders
+    used_here = used & is_sender
     channel = tl.arange(0, F)[:, None]
-    sent = tl.load(grad_sent_ptr + atom * F + channel)  # [F, 1]
+    sent = tl.load(grad_sent_ptr + atom * F + channel, is_sender, other=0.0)  # [F, 1]
     weight = tl.load(
         weight_ptr + (2 * charge[None, :] + 1) * F + channel, used[None, :], other=0.0
     )  # [F, Q]
     out = atom * n_charges + charge
-    grad = tl.load(by_atom_ptr + out, used, other=0.0) + tl.sum(received, axis=0)
+    grad = tl.load(by_atom_ptr + out, used_here, other=0.0) + tl.sum(received, axis=0)
     grad += tl.sum(sent * weight, axis=0)
     if others_ptr is not None:
-        grad += tl.load(others_ptr + atom * stride + charge, used, other=0.0)
+        grad += tl.load(others_ptr + atom * stride + charge, used_here, other=0.0)
     tl.store(grad_charges_ptr + out, grad, used)
 
 
@@ -145,13 +150,13 @@ def charge_gradients(
 
     Parameters
     ----------
-    grad_sent, by_edge, by_atom : [N, F], [slots, Q], [N, Q]
+    grad_sent, by_edge, by_atom : [M, F], [slots, Q], [M, Q]
         From `mlff_triton.kernels.tensornet2.operators.edge_messages_backward`.
     network : InteractionNetwork
         Network of the edges.
     edges : Edges
-        Edges within the cutoff.
-    others : [N, Q], optional
+        Edges within the cutoff. The first M of the N atoms are those of the other arguments.
+    others : [M, Q], optional
         Further gradients, to which these are added. Rows need not follow each other.
 
     Returns
@@ -159,8 +164,8 @@ def charge_gradients(
     [N, Q]
     """
     check_device(grad_sent)
-    grad_charges = torch.empty_like(by_atom)
-    n_atoms, n_charges = by_atom.shape
+    n_atoms, n_charges = len(edges.slot_begin), by_atom.shape[1]
+    grad_charges = by_atom.new_empty(n_atoms, n_charges)
     with torch.cuda.device_of(grad_sent):
         _charge_gradients_kernel[(n_atoms,)](
             grad_sent,
@@ -175,6 +180,7 @@ def charge_gradients(
             grad_charges,
             0 if others is None else others.stride(0),
             n_charges,
+            other_rows(len(by_atom), n_atoms),
             F=grad_sent.shape[1],
             Q=triton.next_power_of_2(n_charges),
             LANES=_LANES,

@@ -253,6 +253,15 @@ def _sums(charges: Tensor) -> CoulombSums:
     return CoulombSums(torch.empty_like(charges), torch.empty_like(charges[:, 0]), forces, atoms)
 
 
+def _sums_of_first(charges: Tensor, n_first: int, n_atoms: int) -> CoulombSums:
+    """Allocate results for the first rows of charges, with zeros for all other atoms."""
+    forces = charges.new_zeros(n_atoms, 3, dtype=torch.float64)
+    atoms = charges.new_zeros(7, n_atoms, dtype=torch.float64)
+    return CoulombSums(
+        torch.empty_like(charges[:n_first]), charges.new_zeros(n_atoms), forces, atoms
+    )
+
+
 def coulomb_pairs(
     positions: Tensor, charges: Tensor, weights: Tensor, mean_weights: Tensor, order: AtomOrder
 ) -> CoulombSums:
@@ -313,28 +322,31 @@ def coulomb_edges(
 
     Parameters
     ----------
-    charges : [N, C]
+    charges : [M, C]
         Partial charges of all layers.
     weights : [C]
         Weights of the charges' products, with half the Coulomb constant, eV Å.
     mean_weights : [C]
         Weights of the charges in their mean.
     edges : Edges
-        Edges that include all pairs within the cutoff of the field.
+        Edges that include all pairs within the cutoff of the field, of N atoms.
     field : ReactionField
         Cutoff and coefficients.
-    order : int32 [N]
-        The user's index of each atom.
+    order : int32 [N or more]
+        The user's index of each atom. Results in the user's order are zero for atoms without edges
+        here, if there are any.
 
     Returns
     -------
     CoulombSums
     """
     check_device(charges)
-    n_atoms, n_charges = charges.shape
-    sums, blocks = _sums(charges), coulomb_blocks(charges)
+    n_first, n_charges, n_atoms = len(edges.slot_begin), charges.shape[1], len(order)
+    is_whole = n_first == n_atoms == len(charges)
+    sums = _sums(charges) if is_whole else _sums_of_first(charges, n_first, n_atoms)
+    blocks = coulomb_blocks(charges)
     with torch.cuda.device_of(charges):
-        _coulomb_edges_kernel[(n_atoms,)](
+        _coulomb_edges_kernel[(n_first,)](
             charges,
             weights,
             mean_weights,

@@ -21,8 +21,9 @@ from torch import Tensor
 from mlff_triton.kernels.common.activations import activate_with_slope
 from mlff_triton.kernels.common.checks import check_device
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
-from mlff_triton.kernels.common.irreps import add, load_tensor, scale_parts, store_tensor
+from mlff_triton.kernels.common.irreps import add, load_tensor, scale_parts, store_tensor, stride_of
 from mlff_triton.kernels.common.radial import cosine_cutoff
+from mlff_triton.kernels.tensornet.launch_sizes import other_rows
 from mlff_triton.kernels.tensornet.message_product import sum_lanes
 from mlff_triton.kernels.tensornet2.edge_rows import (
     Chunk,
@@ -54,6 +55,7 @@ def _sum_messages_kernel(
     message_ptr,
     first,
     n_atoms,
+    n_senders,
     n_rows,
     F: tl.constexpr,
     LANES: tl.constexpr,
@@ -66,14 +68,14 @@ def _sum_messages_kernel(
     Reads ``z3[rows, 3 F]``, ``y[9, N, F]``, ``cutoffs[2]``, from `Edges` ``slot_begin[N]``,
     ``slot_end[N]`` and ``senders``, ``origin`` and ``distance`` [slots], and ``ends[N]``. Writes
     ``message[9, N, F]``. Unless ``opposite[slots]`` is None, rows are those of the edges that atoms
-    send, below ``n_rows``.
+    send, below ``n_rows``. Unless ``n_senders`` is None, ``y`` has that many rows instead.
     """
     wait_for_previous(EARLY_LAUNCH)
     atom = first + tl.program_id(0)
     begin, end = tl.load(slot_begin_ptr + atom), tl.load(slot_end_ptr + atom)
     place = rows_before(ends_ptr, atom) - rows_before(ends_ptr, first)
     channel = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)[None, :]
-    stride = tl.cast(n_atoms, tl.int64) * F
+    y_stride = stride_of(n_senders, n_atoms, F)
     zero = tl.zeros([LANES, BLOCK_F], y_ptr.dtype.element_ty)
     acc = (zero, zero, zero, zero, zero, zero, zero, zero, zero)
     lane = tl.arange(0, LANES)[:, None]
@@ -93,9 +95,10 @@ def _sum_messages_kernel(
             activate_with_slope(a, ACTIVATION)[0] * cutoff,
             activate_with_slope(s, ACTIVATION)[0] * cutoff,
         )
-        y = load_tensor(y_ptr + neighbor * F + channel, stride, live)
+        y = load_tensor(y_ptr + neighbor * F + channel, y_stride, live)
         acc = add(acc, scale_parts(factors, y))
     message = sum_lanes(acc, 1, LANES, BLOCK_F)
+    stride = stride_of(None, n_atoms, F)
     store_tensor(message_ptr + tl.cast(atom, tl.int64) * F + channel, stride, message, True)
 
 
@@ -158,15 +161,16 @@ def edge_messages(
 
     Parameters
     ----------
-    y : [9, N, F]
+    y : [9, M, F]
         Tensors that the neighbors send. F is a power of two from 16 on.
-    terms : [2, N, F]
+    terms : [2, M, F]
         Parts of the first map that depend on the charges of receivers and senders: see
         `mlff_triton.kernels.tensornet2.charge_terms`.
     network : InteractionNetwork
         Network of the edges.
     edges : Edges
-        Edges within the cutoff, in a neighbor matrix: all atoms have the same number of slots.
+        Edges within the cutoff, in a neighbor matrix: all atoms have the same number of slots. Of
+        the M atoms, the first N receive messages. Rows are only kept if all do.
     rows : EdgeRows
         From `mlff_triton.kernels.tensornet2.edge_rows.edge_rows`.
 
@@ -178,7 +182,7 @@ def edge_messages(
         Rows that the backward pass reads, if they fit into memory.
     """
     check_device(y)
-    message = torch.empty_like(y)
+    message = y.new_empty(9, len(edges.slot_begin), y.shape[2])
     every = whole(edges, rows.ends, y)
     with torch.cuda.device_of(y):
         if every is None:
@@ -205,8 +209,8 @@ def _sum_messages(
 
     Rows ``z3`` are those of the edges that atoms receive, or ``opposite`` tells where these are.
     """
-    _, n_atoms, channels = y.shape
-    blocks = sum_blocks(y)
+    _, n_atoms, channels = message.shape
+    blocks = sum_blocks(message)
     _sum_messages_kernel[(chunk.n_atoms, channels // blocks.channels)](
         z3,
         y,
@@ -221,6 +225,7 @@ def _sum_messages(
         message,
         chunk.first,
         n_atoms,
+        other_rows(y.shape[1], n_atoms),
         chunk.n_rows,
         F=channels,
         LANES=blocks.lanes,

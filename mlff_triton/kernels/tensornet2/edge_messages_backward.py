@@ -28,9 +28,11 @@ from mlff_triton.kernels.common.irreps import (
     load_tensor,
     scale_parts,
     store_tensor,
+    stride_of,
 )
 from mlff_triton.kernels.common.radial import cosine_cutoff, look_up_function_slopes
 from mlff_triton.kernels.numerics.product import end_sum, load_weight, multiply
+from mlff_triton.kernels.tensornet.launch_sizes import other_rows
 from mlff_triton.kernels.tensornet.message_product import sum_lanes
 from mlff_triton.kernels.tensornet2.edge_messages import hidden_rows
 from mlff_triton.kernels.tensornet2.edge_rows import (
@@ -84,6 +86,7 @@ def _tensor_gradients_kernel(
     slope_ptr,
     first,
     n_atoms,
+    n_others,
     n_rows,
     F: tl.constexpr,
     LANES: tl.constexpr,
@@ -96,14 +99,15 @@ def _tensor_gradients_kernel(
     Reads ``grad``, ``y`` and ``direct``, all [9, N, F], ``z3[n_rows, 3 F]``, ``cutoffs[2]``, from
     `Edges` ``slot_begin[N]``, ``slot_end[N]`` and ``senders`` and ``distance`` [slots], and
     ``ends[N]``. Writes ``grad_y[9, N, F]``; ``grad_z3[2 or 1, n_rows, 3 F]``, scaled if in halves;
-    the inverse scale, and the derivative through the cutoff, both [n_rows].
+    the inverse scale, and the derivative through the cutoff, both [n_rows]. Unless ``n_others`` is
+    None, ``grad`` and ``y`` have that many rows instead.
     """
     wait_for_previous(EARLY_LAUNCH)
     atom = first + tl.program_id(0)
     begin, end = tl.load(slot_begin_ptr + atom), tl.load(slot_end_ptr + atom)
     place = rows_before(ends_ptr, atom) - rows_before(ends_ptr, first)
     channel = tl.arange(0, F)[None, :]
-    stride = tl.cast(n_atoms, tl.int64) * F
+    stride = stride_of(n_others, n_atoms, F)
     low = tl.cast(n_rows, tl.int64) * (3 * F)
     offset = tl.cast(atom, tl.int64) * F + channel
     y = load_tensor(y_ptr + offset, stride, True)
@@ -136,6 +140,7 @@ def _tensor_gradients_kernel(
         store_factors(out + 2 * F, low, by_s * scale, live, PRECISION)
         tl.store(inverse_ptr + row, inverse, live)
         tl.store(slope_ptr + row, slope, live)
+    stride = stride_of(None, n_atoms, F)
     direct = load_tensor(direct_ptr + offset, stride, True)
     store_tensor(grad_y_ptr + offset, stride, add(sum_lanes(acc, 1, LANES, F), direct), True)
 
@@ -227,7 +232,7 @@ def _tensor_gradients(
     ----------
     chunk : Chunk
         Atoms.
-    tensors : ([9, N, F], [9, N, F], [9, N, F])
+    tensors : ([9, M, F], [9, M, F], [9, N, F])
         Gradients of messages, what the neighbors sent, and its further gradients.
     z3 : [rows, 3 F]
         Hidden values.
@@ -255,6 +260,7 @@ def _tensor_gradients(
         slope,
         chunk.first,
         n_atoms,
+        other_rows(tensors[0].shape[1], n_atoms),
         chunk.n_rows,
         F=channels,
         LANES=blocks.lanes,
@@ -282,8 +288,8 @@ def edge_messages_backward(
 
     Parameters
     ----------
-    grad : [9, N, F]
-        Gradients of the messages.
+    grad : [9, M, F]
+        Gradients of the messages, also of those to the M - N atoms that are no receivers here.
     y, terms, network, edges
         As for `mlff_triton.kernels.tensornet2.edge_messages.edge_messages`.
     direct : [9, N, F]
@@ -304,14 +310,16 @@ def edge_messages_backward(
         Gradients of the terms of senders.
     by_edge : [slots, Q]
         Gradients of the receivers' charges, indexed by ``edges.origin``, for the opposite edge.
+        Zero for edges of other atoms.
     by_atom : [N, Q]
         The same for the edge of each atom to itself.
     """
     check_device(grad)
-    _, n_atoms, channels = y.shape
+    n_atoms, channels = len(edges.slot_begin), y.shape[2]
     n_charges = len(network.charges)
-    grad_y, grad_sent = torch.empty_like(y), torch.empty_like(terms[0])
-    by_edge = y.new_empty(len(edges.senders), n_charges)
+    grad_y, grad_sent = y.new_empty(9, n_atoms, channels), y.new_empty(n_atoms, channels)
+    is_whole = y.shape[1] == n_atoms
+    by_edge = (y.new_empty if is_whole else y.new_zeros)(len(edges.senders), n_charges)
     by_atom = y.new_empty(n_atoms, n_charges)
     roles = terms[1], terms[0]  # the atoms are senders, and their neighbors receivers
     blocks = term_blocks(y)

@@ -121,8 +121,13 @@ def chunks(edges: Edges, ends: Tensor) -> Iterator[Chunk]:
 
 
 def whole(edges: Edges, ends: Tensor, y: Tensor) -> Chunk | None:
-    """Return all atoms as one chunk, if the rows that it keeps for the backward pass fit."""
+    """Return all atoms as one chunk, if the rows that it keeps for the backward pass fit.
+
+    None if there are other senders: rows of the edges from these are not among those of atoms.
+    """
     n_atoms = len(edges.slot_begin)
+    if y.shape[1] != n_atoms:
+        return None
     n_rows = _room(n_atoms, edges)
     kept = n_rows * 6 * y.shape[2] * y.element_size()
     memory = hardware.total_memory(y.device)

@@ -41,7 +41,8 @@ def _excess_kernel(
     """Sum predictions. Grid: one program per system and CHANNELS channels.
 
     Reads ``predicted[N, 2 Q]``, ``totals[B]``, ``rank[N]`` and ``system[B + 1]``. Writes
-    ``shared[B, 2, Q]``: ``Q - sum c``, and the inverse of the other sum.
+    ``shared[B, 2, Q]``: ``Q - sum c``, and the inverse of the other sum. If ``totals`` is None, it
+    writes both sums.
     """
     wait_for_previous(EARLY_LAUNCH)
     system = tl.program_id(0).to(tl.int64)
@@ -60,9 +61,12 @@ def _excess_kernel(
         f = tl.load(pointers + Q, mask, other=0.0).to(tl.float64)
         weight += f * f
     out = shared_ptr + system * (2 * Q) + channel
-    excess = tl.load(totals_ptr + system).to(tl.float64) - tl.sum(charge, axis=0)
-    tl.store(out, excess, used)
-    tl.store(out + Q, 1 / (tl.sum(weight, axis=0) + _EPS), used)
+    charge, weight = tl.sum(charge, axis=0), tl.sum(weight, axis=0)
+    if totals_ptr is not None:
+        charge = tl.load(totals_ptr + system).to(tl.float64) - charge
+        weight = 1 / (weight + _EPS)
+    tl.store(out, charge, used)
+    tl.store(out + Q, weight, used)
 
 
 @triton.jit
@@ -82,7 +86,8 @@ def _excess_gradient_kernel(
     """Sum gradients of the excess. Grid: one program per system and CHANNELS channels.
 
     Reads ``grad[N, Q]``, whose rows are ``stride`` apart, ``predicted[N, 2 Q]``,
-    ``shared[B, 2, Q]``, ``rank[N]`` and ``system[B + 1]``. Writes ``grad_excess[B, Q]``.
+    ``shared[B, 2, Q]``, ``rank[N]`` and ``system[B + 1]``. Writes ``grad_excess[B, Q]``; if
+    ``shared`` is None, without its factor.
     """
     wait_for_previous(EARLY_LAUNCH)
     system = tl.program_id(0).to(tl.int64)
@@ -98,8 +103,10 @@ def _excess_gradient_kernel(
         f = tl.load(predicted_ptr + row * (2 * Q) + Q + channel[None, :], mask, other=0.0)
         grad = tl.load(grad_ptr + row * stride + channel[None, :], mask, other=0.0)
         total += grad.to(tl.float64) * (f.to(tl.float64) * f.to(tl.float64))
-    inverse = tl.load(shared_ptr + system * (2 * Q) + Q + channel, used, other=0.0)
-    tl.store(grad_excess_ptr + system * Q + channel, tl.sum(total, axis=0) * inverse, used)
+    total = tl.sum(total, axis=0)
+    if shared_ptr is not None:
+        total *= tl.load(shared_ptr + system * (2 * Q) + Q + channel, used, other=0.0)
+    tl.store(grad_excess_ptr + system * Q + channel, total, used)
 
 
 @triton.jit
@@ -177,7 +184,7 @@ def equilibrate(
     rank: Tensor,
     system_ptr: Tensor,
     charges: Tensor,
-    sum_parts: SumParts | None = None,  # noqa: ARG001 (GPUs compute whole systems)
+    sum_parts: SumParts | None = None,
 ) -> Tensor:
     """Share the missing charge of each system among its atoms.
 
@@ -197,7 +204,7 @@ def equilibrate(
         Output: charges, which add up to the totals unless all weights are tiny. Rows need not
         follow each other.
     sum_parts : callable, optional
-        On a CPU, it sums over all parts of a divided system.
+        Sums over all parts of a divided system.
 
     Returns
     -------
@@ -210,7 +217,7 @@ def equilibrate(
     with torch.cuda.device_of(predicted):
         _excess_kernel[(len(totals), triton.cdiv(n_charges, _CHANNELS))](
             predicted,
-            totals,
+            totals if sum_parts is None else None,
             rank,
             system_ptr,
             shared,
@@ -220,6 +227,9 @@ def equilibrate(
             num_warps=_WARPS,
             **early_launch(predicted),
         )
+        if sum_parts is not None:
+            charge, weight = sum_parts(shared).unbind(1)
+            shared = torch.stack([totals[:, None] - charge, 1 / (weight + _EPS.value)], dim=1)
         _equilibrate_fwd_kernel[(triton.cdiv(charges.numel(), _ELEMENTS),)](
             predicted,
             shared,
@@ -241,7 +251,7 @@ def equilibrate_backward(
     systems: Tensor,
     rank: Tensor,
     system_ptr: Tensor,
-    sum_parts: SumParts | None = None,  # noqa: ARG001 (GPUs compute whole systems)
+    sum_parts: SumParts | None = None,
 ) -> Tensor:
     """Compute the gradients [N, 2 Q] of the predictions.
 
@@ -262,7 +272,7 @@ def equilibrate_backward(
         _excess_gradient_kernel[(len(shared), triton.cdiv(n_charges, _CHANNELS))](
             grad,
             predicted,
-            shared,
+            shared if sum_parts is None else None,
             rank,
             system_ptr,
             grad_excess,
@@ -273,6 +283,8 @@ def equilibrate_backward(
             num_warps=_WARPS,
             **early_launch(grad),
         )
+        if sum_parts is not None:
+            grad_excess = sum_parts(grad_excess) * shared[:, 1]
         _equilibrate_bwd_kernel[(triton.cdiv(grad.numel(), _ELEMENTS),)](
             grad,
             predicted,

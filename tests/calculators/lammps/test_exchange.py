@@ -37,7 +37,7 @@ class Pair:
     def allgather(self, value: object) -> list[object]:
         return [value, value]
 
-    def Alltoall(self, counts: np.ndarray, received: np.ndarray) -> None:  # noqa: N802 (mpi4py's)
+    def Alltoall(self, _counts: np.ndarray, received: np.ndarray) -> None:  # noqa: N802 (mpi4py's)
         received[:] = [0, len(self.asked)]
 
     def Alltoallv(self, _sent: list[Any], received: list[Any]) -> None:  # noqa: N802
@@ -98,6 +98,12 @@ def test_values_arrive_in_their_rows():
     found.trade(own[found.given], received)
     assert received[:3, 0].tolist() == [0, 1, 2]
     assert transport.sizes == [(16, 16)]
+
+
+def test_sums_over_ranks_have_the_same_order_on_all_of_them():
+    transport = Recorder(is_queued=True)
+    own, other = exchange(3, transport).gather(torch.arange(2.0))
+    assert own.tolist() == other.tolist() == [0, 1]
 
 
 def test_places_leave_gaps_between_messages():

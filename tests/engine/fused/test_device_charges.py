@@ -30,7 +30,7 @@ from mlff_triton.kernels.tensornet2.reference import operators as plain_charged
 from mlff_triton.kernels.types.motion import Integration
 from mlff_triton.neighbors.box import Box
 from mlff_triton.testing import assert_close, random_cluster, random_crystal
-from tests.support.charged import charged_model
+from tests.support.charged import charged_model, crystal
 from tests.support.device_steps import assert_equal, at_start, batch_of
 
 pytestmark = [
@@ -68,14 +68,6 @@ def new_steps(device, graphs):
         return DeviceSteps(p, p.cutoff, torch.device(device), dtype, SKIN, graphs, **options)
 
     return make
-
-
-@cache
-def crystal() -> Atoms:
-    """Return atoms at a distorted lattice's points, in a cell at least 8 Å high."""
-    grid = np.indices((4, 3, 2)).reshape(3, -1).T * [2.0, 2.75, 4.1]
-    shifts = np.random.default_rng(2).uniform(-0.3, 0.3, grid.shape)
-    return Atoms("CHONHH" * 4, grid + shifts, cell=[8.1, 8.3, 8.2], pbc=True)
 
 
 def check(steps: DeviceSteps, changes: dict[str, object], *systems: Atoms, charge=None) -> None:

@@ -5,56 +5,23 @@ As in `test_device_part`, most tests compute the network in plain PyTorch if the
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 import torch
 from ase import Atoms
 
-from mlff_triton.engine.device_part import DevicePart
-from mlff_triton.engine.device_steps import DeviceSteps
 from mlff_triton.engine.engine import Engine
-from mlff_triton.engine.part import Exchange, OwnImages, PartAtoms, PartPrediction
+from mlff_triton.engine.part import OwnImages, PartPrediction
 from mlff_triton.testing import assert_close, random_crystal
+from tests.support.device_parts import NAMES, compute_together, set_atoms, step
 from tests.support.device_steps import CUTOFF, SKIN, batch_of, crystal, model, moved, truth
-from tests.support.exchanges import Board, BoardExchange, Echo
+from tests.support.exchanges import Echo
 from tests.support.parts import Part, assert_whole, divide, slabs, sum_of_parts
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning"),
 ]
-
-NAMES = ("forces", "virial", "atom_energies", "atom_virials")
-
-
-def set_atoms(device_part: DevicePart, atoms: Atoms, part: Part, exchange: Exchange) -> None:
-    numbers = atoms.numbers[part.index]
-    device_part.set_atoms(PartAtoms.of(numbers, part.n_own, len(atoms), exchange))
-
-
-def step(device_part: DevicePart, atoms: Atoms, part: Part) -> PartPrediction:
-    """Return copies of what a step predicts."""
-    found = device_part.step(part.positions(atoms), per_atom=True)
-    copies = {name: getattr(found, name).copy() for name in NAMES}
-    return PartPrediction(found.energy, **copies)
-
-
-def compute_together(
-    steps: list[DeviceSteps], atoms: Atoms, parts: list[Part], unused: int = 0
-) -> list[PartPrediction]:
-    """Compute all parts, each in a thread."""
-    board = Board(len(parts))
-
-    def compute(k: int) -> PartPrediction:
-        with board.turn():
-            device_part = steps[k].part(0.0)
-            set_atoms(device_part, atoms, parts[k], BoardExchange(board, k, parts, unused))
-            return step(device_part, atoms, parts[k])
-
-    with ThreadPoolExecutor(len(parts)) as pool:
-        return list(pool.map(compute, range(len(parts))))
 
 
 def assert_sum(found: list[PartPrediction], atoms: Atoms, parts: list[Part], *dtype) -> None:

@@ -29,6 +29,7 @@ def charge_gradients(
     """Compute the gradients of the charges [N, Q], given those of the terms."""
     slots, receivers = edges.live()
     opposite = edges.reverse[edges.origin[slots].long()].long()
-    received = sum_at_receivers(by_edge[opposite], receivers, len(by_atom))
-    grad = by_atom + received + grad_sent @ network.charges[:, 1].T
-    return grad if others is None else grad + others
+    grad = sum_at_receivers(by_edge[opposite], receivers, len(edges.slot_begin))
+    own = by_atom + grad_sent @ network.charges[:, 1].T
+    grad[: len(own)] += own if others is None else own + others
+    return grad

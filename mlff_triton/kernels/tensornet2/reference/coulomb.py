@@ -68,9 +68,9 @@ def coulomb_edges(
     grad = (slope * product)[:, None] * direction
     virials = _virials(direction * distance[:, None], grad).T.contiguous()
     charges = charges[:n_atoms]
-    mean = torch.empty_like(charges[:, 0])
-    forces = charges.new_empty(n_atoms, 3, dtype=torch.float64)
-    atoms = forces.new_empty(7, n_atoms)
+    mean = charges.new_zeros(len(order))
+    forces = charges.new_zeros(len(order), 3, dtype=torch.float64)
+    atoms = forces.new_zeros(7, len(order))
     mean[user] = (charges * mean_weights).sum(1)
     forces[user] = -2 * sum_at_receivers(grad.double(), receivers, n_atoms)
     atoms[0, user] = (charges * potential).sum(1).double()

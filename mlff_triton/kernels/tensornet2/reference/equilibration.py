@@ -54,7 +54,7 @@ def equilibrate_backward(
 
 
 def _system_sums(x: Tensor, rank: Tensor, system_ptr: Tensor) -> Tensor:
-    """Sum rows [N, ...] over the atoms of each system, in the user's order: [B, ...]."""
+    """Sum rows [N, ...] over the first of the user's atoms, those of systems: [B, ...]."""
     lengths = system_ptr.diff().long()
     systems = torch.arange(len(lengths), device=x.device).repeat_interleave(lengths)
-    return sum_at_receivers(x[rank.long()], systems, len(lengths))
+    return sum_at_receivers(x[rank[: len(systems)].long()], systems, len(lengths))

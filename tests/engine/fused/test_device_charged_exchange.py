@@ -1,0 +1,120 @@
+"""Parts of a TensorNet2 on a GPU, which exchange tensors, charges and sums.
+
+Without a GPU, the network is computed in plain PyTorch, except where a test says otherwise.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from mlff_triton import Engine, TensorNet2
+from mlff_triton.engine.device_steps import DeviceSteps
+from mlff_triton.engine.parameters import Parameters
+from mlff_triton.kernels.tensornet import operators as fused
+from mlff_triton.kernels.tensornet.reference import operators as plain
+from mlff_triton.kernels.tensornet2 import operators as charged
+from mlff_triton.kernels.tensornet2.reference import operators as plain_charged
+from tests.support.charged import charged_model, crystal
+from tests.support.device_parts import NAMES, compute_together, set_atoms, step
+from tests.support.exchanges import Echo
+from tests.support.parts import assert_whole, divide, slabs, sum_of_parts
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning"),
+]
+
+MODELS = {
+    "one cutoff": {"coulomb_cutoff": 2.5, "cutoff_upper": 3.0},
+    "a longer Coulomb cutoff": {"coulomb_cutoff": 4.0, "cutoff_upper": 3.0},
+}
+
+
+@cache
+def model(name: str) -> TensorNet2:
+    return charged_model(hidden_channels=32, **MODELS[name])
+
+
+def check(found, atoms, parts, name, dtype, charge):
+    results = iter(found)
+    sums = sum_of_parts(lambda *_: next(results), atoms, parts)
+    exact = Engine(model(name), "cpu", "float64", "exact")
+    whole = exact.compute(
+        atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc, charge=charge
+    )
+    assert_whole(sums, whole, dtype)
+
+
+@pytest.fixture
+def new_steps(device, graphs):
+    """Return a function that makes steps whose network runs in kernels on a GPU, or if told so."""
+
+    def make(name, dtype=torch.float64, *, kernels=False) -> DeviceSteps:
+        options = {"operators": plain, "charged_operators": plain_charged}
+        if device == "cuda" or kernels:
+            options = {"operators": fused, "charged_operators": charged}
+        p = Parameters.of(model(name), torch.device(device), dtype)
+        return DeviceSteps(p, p.cutoff, torch.device(device), dtype, 0.5, graphs, **options)
+
+    return make
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("charge", [0, 1])
+def test_parts_add_up(new_steps, name, charge):
+    steps, atoms = [new_steps(name) for _ in range(2)], crystal()
+    reach = steps[0].exchange_reach
+    assert reach == max(3.0, MODELS[name]["coulomb_cutoff"])
+    parts = divide(atoms, slabs(atoms, 2), reach, 2)
+    found = compute_together(steps, atoms, parts, unused=3, charge=charge)
+    check(found, atoms, parts, name, torch.float64, charge)
+
+
+def test_fused_kernels(new_steps, dtype):
+    name, atoms = "a longer Coulomb cutoff", crystal()
+    steps = [new_steps(name, dtype, kernels=True) for _ in range(2)]
+    parts = divide(atoms, slabs(atoms, 2), steps[0].exchange_reach, 2)
+    check(compute_together(steps, atoms, parts), atoms, parts, name, dtype, 0)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_moving_atoms_in_graphs(new_steps, name):
+    steps, atoms = new_steps(name), crystal().copy()
+    (part,) = divide(atoms, slabs(atoms, 1), steps.exchange_reach + 1.0, 1)
+    device_part = steps.part(0.0)
+    set_atoms(device_part, atoms, part, Echo(part, 20, 2))
+    for seed in range(4):
+        check([step(device_part, atoms, part)], atoms, [part], name, torch.float64, 0)
+        atoms.rattle(0.05, seed=seed)
+
+
+def test_steps_repeat_to_the_bit(new_steps):
+    name, atoms = "a longer Coulomb cutoff", crystal()
+    found = []
+    for _ in range(2):
+        steps = new_steps(name, torch.float32)
+        (part,) = divide(atoms, slabs(atoms, 1), steps.exchange_reach, 1)
+        device_part = steps.part(0.0)
+        set_atoms(device_part, atoms, part, Echo(part, 20, 2))
+        found += [step(device_part, atoms, part) for _ in range(2)]
+    for other in found[1:]:
+        for key in NAMES:
+            np.testing.assert_array_equal(getattr(other, key), getattr(found[0], key))
+
+
+def test_a_coulomb_energy_without_a_cutoff_has_no_exchange(device):
+    steps = DeviceSteps(
+        Parameters.of(charged_model(hidden_channels=32), torch.device(device), torch.float64),
+        4.5,
+        torch.device(device),
+        torch.float64,
+        0.5,
+        False,
+        operators=plain,
+        charged_operators=plain_charged,
+    )
+    assert steps.exchange_reach is None

@@ -1,0 +1,48 @@
+"""Steps of parts on a GPU that exchange tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from ase import Atoms
+
+from mlff_triton.engine.device_part import DevicePart
+from mlff_triton.engine.device_steps import DeviceSteps
+from mlff_triton.engine.part import Exchange, PartAtoms, PartPrediction
+from tests.support.exchanges import Board, BoardExchange
+from tests.support.parts import Part
+
+NAMES = ("forces", "virial", "atom_energies", "atom_virials")
+
+
+def set_atoms(device_part: DevicePart, atoms: Atoms, part: Part, exchange: Exchange | None) -> None:
+    numbers = atoms.numbers[part.index]
+    device_part.set_atoms(PartAtoms.of(numbers, part.n_own, len(atoms), exchange))
+
+
+def step(device_part: DevicePart, atoms: Atoms, part: Part) -> PartPrediction:
+    """Return copies of what a step predicts."""
+    found = device_part.step(part.positions(atoms), per_atom=True)
+    copies = {name: getattr(found, name).copy() for name in NAMES}
+    return PartPrediction(found.energy, **copies)
+
+
+def compute_together(
+    steps: Sequence[DeviceSteps],
+    atoms: Atoms,
+    parts: Sequence[Part],
+    unused: int = 0,
+    charge: float = 0.0,
+) -> list[PartPrediction]:
+    """Compute all parts, each in a thread."""
+    board = Board(len(parts))
+
+    def compute(k: int) -> PartPrediction:
+        with board.turn():
+            device_part = steps[k].part(charge)
+            set_atoms(device_part, atoms, parts[k], BoardExchange(board, k, parts, unused))
+            return step(device_part, atoms, parts[k])
+
+    with ThreadPoolExecutor(len(parts)) as pool:
+        return list(pool.map(compute, range(len(parts))))
