@@ -1,7 +1,7 @@
 """Check that atoms are apart, in each step of a run.
 
-A search for close pairs also finds the clearance: the distance that is left before the closest pair
-is a contact. No atoms can have met until one of them has moved by half of it.
+A search for nearest neighbors also finds the clearance: a distance that is left before any pair is
+a contact. No atoms can have met until one of them has moved by half of it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 import time
 
 import numpy as np
+import torch
 from scipy.spatial import cKDTree
 
 from mlff_triton.calculators._plausibility import check_distances, contact_limits
@@ -19,8 +20,7 @@ from mlff_triton.neighbors.box import FloatArray
 
 MOST_CLEARANCE = 0.6
 """Å; pairs whose distance exceeds the smallest possible one by more are not searched for."""
-DENSEST = 10.0
-"""Atoms per Å^3, far above all densities of matter."""
+ATOMS_PER_THREAD = 4096
 SHARE = 0.01
 """Largest share of the time of a run on a GPU that checks of distances take."""
 
@@ -116,7 +116,10 @@ class ContactChecks:
 
 
 def find_clearance(numbers: IntArray, positions: FloatArray, n_own: int, labels: IntArray) -> float:
-    """Return the smallest difference between a distance and the smallest possible one, in Å.
+    """Return a lower bound of all differences between distances and the smallest possible ones.
+
+    The nearest neighbor of each own atom counts as one of the largest element, unless these would
+    be in contact.
 
     Parameters
     ----------
@@ -132,7 +135,7 @@ def find_clearance(numbers: IntArray, positions: FloatArray, n_own: int, labels:
     Returns
     -------
     float
-        At most `MOST_CLEARANCE`.
+        Å, at most `MOST_CLEARANCE`.
 
     Raises
     ------
@@ -140,30 +143,63 @@ def find_clearance(numbers: IntArray, positions: FloatArray, n_own: int, labels:
         If two atoms are too close, or a position is not finite.
     """
     own = positions[:n_own]
+    _check_finite(own, labels)
+    limits = contact_limits(numbers)
+    reach = 2 * limits.max() + MOST_CLEARANCE
+    near = np.concatenate([np.arange(n_own), n_own + _near(own, positions[n_own:], reach)])
+    points, limits = positions[near], limits[near]
+    tree = cKDTree(points, balanced_tree=False, compact_nodes=False)
+    n_threads = min(torch.get_num_threads(), 1 + n_own // ATOMS_PER_THREAD)
+    found = tree.query(own, k=2, distance_upper_bound=reach, workers=n_threads)
+    distances, nearest = found[0][:, 1], found[1]  # the first one is the atom itself
+    bounds = distances - limits[:n_own] - limits.max()
+    is_suspect = bounds <= 0
+    clearance = float(bounds.min(initial=MOST_CLEARANCE, where=~is_suspect))
+    if not is_suspect.any():
+        return clearance
+
+    def refuse(pair: IntArray) -> None:
+        atoms = near[np.sort(pair)]
+        _refuse(Batch.of(numbers[atoms], positions[atoms]), labels[atoms])
+
+    refuse(nearest[distances.argmin()])  # so that no atom has very many neighbors
+    i, j = _pairs(tree, np.flatnonzero(is_suspect), limits)
+    differences = np.linalg.norm(points[i] - points[j], axis=1) - limits[i] - limits[j]
+    smallest = float(differences.min(initial=clearance))
+    if smallest > 0:
+        return smallest
+    closest = differences.argmin()
+    refuse(np.array([i[closest], j[closest]]))
+    return 0.0
+
+
+def _pairs(tree: cKDTree, atoms: IntArray, limits: FloatArray) -> tuple[IntArray, IntArray]:
+    """Return all pairs of some atoms that would be in contact with the largest element."""
+    neighbors = tree.query_ball_point(tree.data[atoms], limits[atoms] + limits.max())
+    i = np.repeat(atoms, [len(found) for found in neighbors])
+    j = np.concatenate(neighbors).astype(np.int64)
+    return i[i != j], j[i != j]
+
+
+def _check_finite(own: FloatArray, labels: IntArray) -> None:
+    """Raise `InputError` if a position is not finite."""
+    with np.errstate(all="ignore"):
+        if math.isfinite(own.sum()):  # one fast pass, which rarely fails
+            return
     is_lost = ~np.isfinite(own).all(axis=1)
     if is_lost.any():
         raise InputError(
             f"the position of atom {labels[is_lost.argmax()]} is NaN or infinite "
             f"({is_lost.sum()} such atoms): check the structure"
         )
-    limits = contact_limits(numbers)
-    reach = 2 * limits.max() + MOST_CLEARANCE
-    low, high = own.min(axis=0) - reach, own.max(axis=0) + reach
-    is_near = ((positions >= low) & (positions <= high)).all(axis=1)
-    limits, points = limits[is_near], positions[is_near]
-    tree = cKDTree(points, balanced_tree=False, compact_nodes=False)
-    if len(points) > DENSEST * np.prod(np.ptp(points, axis=0) + reach):  # too many pairs
-        _, nearest = tree.query(points[:n_own], k=2)
-        closest = nearest[np.linalg.norm(np.diff(points[nearest], axis=1), axis=2).argmin()]
-        _refuse(Batch.of(numbers[is_near][closest], points[closest]), labels[is_near][closest])
-        return 0.0
-    i, j = tree.query_pairs(reach, output_type="ndarray").T
-    distances = np.linalg.norm(points[i] - points[j], axis=1)
-    clearance = (distances - limits[i] - limits[j]).min(initial=MOST_CLEARANCE)
-    if clearance > 0:
-        return float(clearance)
-    _refuse(Batch.of(numbers[is_near], points), labels[is_near])
-    return 0.0
+
+
+def _near(own: FloatArray, ghosts: FloatArray, reach: float) -> IntArray:
+    """Return the indices of ghosts that may be within reach of own atoms."""
+    is_near = np.ones(len(ghosts), dtype=bool)
+    for x, y in zip(own.T, ghosts.T, strict=True):  # columns one by one, as NumPy is faster so
+        is_near &= (y >= x.min() - reach) & (y <= x.max() + reach)
+    return np.flatnonzero(is_near)
 
 
 def _refuse(batch: Batch, labels: IntArray) -> None:

@@ -66,8 +66,8 @@ def communicator(lmp: Any) -> Any:
 def choose_device(comm: Any, device: str) -> str:
     """Return the device of this rank.
 
-    For "auto" and "cuda", ranks of a machine take its GPUs in turn. On CPUs, they share the cores,
-    unless ``OMP_NUM_THREADS`` is set.
+    For "auto" and "cuda", ranks of a machine take its GPUs in turn. They share its cores, unless
+    ``OMP_NUM_THREADS`` is set.
 
     Warns
     -----
@@ -85,8 +85,8 @@ def choose_device(comm: Any, device: str) -> str:
         n_used = len(set(local.allgather(gpu)))
     else:
         chosen, n_used = device, size
-        if device in ("auto", "cpu") and size > 1 and "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(max(1, n_cores() // size))
+    if size > 1 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, n_cores() // size))
     local.Free()
     crowded = max(comm.allgather((size / n_used, size, n_used)))
     if crowded[0] > 1 and comm.rank == 0:

@@ -32,15 +32,28 @@ def moved(index: int, by: Any) -> Atoms:
 
 
 def test_the_clearance_is_that_of_the_closest_pair() -> None:
+    """Or less, by the difference of two elements."""
     atoms = water()
     atoms.positions[2] += 0.2 * (atoms.positions[0] - atoms.positions[2])
     limits = contact_limits(atoms.numbers)
     distances = atoms.get_all_distances() - limits[:, None] - limits
-    expected = distances[np.triu_indices(len(atoms), 1)].min()
-    assert 0 < expected < MOST_CLEARANCE
-    np.testing.assert_allclose(clearance(atoms), expected)
+    exact = distances[np.triu_indices(len(atoms), 1)].min()
+    assert 0 < exact < MOST_CLEARANCE
+    assert exact - np.ptp(limits) - 1e-9 < clearance(atoms) < exact + 1e-9
     far = Atoms("H2", [[0, 0, 0], [0, 0, 5]])
     assert clearance(far) == clearance(far[:1]) == MOST_CLEARANCE
+
+
+def test_large_atoms_elsewhere_leave_a_clearance() -> None:
+    """Hydrogen would be in contact with cesium at the distance of a bond."""
+    atoms = molecule("H2") + Atoms("Cs", [[9, 0, 0]])
+    hydrogen, _, cesium = contact_limits(atoms.numbers)
+    distance = atoms.get_distance(0, 1)
+    assert hydrogen + cesium > distance
+    assert clearance(atoms) == pytest.approx(distance - 2 * hydrogen)
+    atoms += Atoms("HCs", [[5, 0, 0], [5, 0, 0.9 * (hydrogen + cesium)]])
+    with pytest.raises(InputError, match=r"atoms 1[01] \(..?\) and 1[01] \(..?\) are only"):
+        clearance(atoms)
 
 
 def test_ghosts_count_if_they_are_near() -> None:

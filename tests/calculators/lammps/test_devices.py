@@ -35,6 +35,7 @@ class Machine:
 def with_gpus(monkeypatch: pytest.MonkeyPatch):
     """Return a function that pretends that this process sees some GPUs."""
     current: list[str] = []
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # so that threads of this process stay
 
     def pretend(count: int) -> list[str]:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
@@ -74,13 +75,17 @@ def test_a_device_that_is_named_is_that_of_all_ranks(with_gpus) -> None:
     assert current == []
 
 
-def test_ranks_on_a_cpu_share_its_cores(with_gpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_gpus(0)
+@pytest.mark.parametrize(("n_gpus", "device"), [(0, "auto"), (4, "cuda:1")])
+def test_ranks_share_the_cores(
+    with_gpus, monkeypatch: pytest.MonkeyPatch, n_gpus: int, device: str
+) -> None:
+    with_gpus(n_gpus)
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     monkeypatch.setattr(ranks.os, "sched_getaffinity", lambda _pid: set(range(16)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert ranks.choose_device(Machine(1, 3, []), "auto") == "auto"
+    machine = Machine(1, 3, [f"cuda:{k}" for k in range(3)])
+    assert ranks.choose_device(machine, "auto") == device
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    ranks.choose_device(Machine(1, 3, []), "auto")
+    ranks.choose_device(machine, "auto")
     assert threads == [5]
