@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -33,11 +34,14 @@ class ContactChecks:
     Parameters
     ----------
     limits_time : bool
-        True if steps run on a GPU, which is faster, so that checks are left out now and then.
+        True if steps run on a GPU, which is faster, so that checks are left out now and then, and
+        take place while the GPU is busy.
     """
 
     def __init__(self, *, limits_time: bool) -> None:
         self._limits_time = limits_time
+        self._thread = ThreadPoolExecutor(1)
+        self._running: Future[None] | None = None
         self._next = 0.0
         self.forget()
 
@@ -79,7 +83,9 @@ class ContactChecks:
         *,
         step: int | None,
     ) -> None:
-        """Search for contacts; see `find_clearance`.
+        """Search for contacts, or begin to; `finish` follows when the step has been computed.
+
+        Positions must not change until then.
 
         Parameters
         ----------
@@ -93,8 +99,36 @@ class ContactChecks:
         Raises
         ------
         InputError, OverlappingAtomsError
+            As `finish` does. Where a run begins, nothing is computed before.
+        """
+        given = numbers, positions, cell, n_own, labels, step
+        if self._limits_time and step is not None:
+            self._running = self._thread.submit(self._search, *given)
+        else:
+            self._search(*given)
+
+    def finish(self) -> None:
+        """Wait for a search, if there is one.
+
+        Raises
+        ------
+        InputError, OverlappingAtomsError
             If two atoms are too close, or a position is not finite.
         """
+        running, self._running = self._running, None
+        if running is not None:
+            running.result()
+
+    def _search(
+        self,
+        numbers: IntArray,
+        positions: FloatArray,
+        cell: FloatArray,
+        n_own: int,
+        labels: IntArray,
+        step: int | None,
+    ) -> None:
+        """Search for contacts; see `search`."""
         start = time.monotonic()
         try:
             self._clearance = find_clearance(numbers, positions, n_own, labels)

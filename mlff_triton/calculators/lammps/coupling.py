@@ -6,21 +6,24 @@ import ctypes
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from mlff_triton._common.version import __version__
 from mlff_triton.calculators._plausibility import unknown_bonds, unknown_shells
+from mlff_triton.calculators.lammps.atoms import KnownAtoms, is_rebuilt, positions_of, view
 from mlff_triton.calculators.lammps.contacts import ContactChecks
 from mlff_triton.calculators.lammps.coverage import check_coverage
 from mlff_triton.calculators.lammps.exchange import FeatureExchange, HostTransport, Transport
 from mlff_triton.calculators.lammps.guard import Guard
-from mlff_triton.calculators.lammps.owners import find_owners
+from mlff_triton.calculators.lammps.motion import MotionCheck
+from mlff_triton.calculators.lammps.owners import Directory
 from mlff_triton.calculators.lammps.ranks import (
     agreed,
     check_same,
@@ -220,15 +223,14 @@ class Coupling:
         self._is_alone = comm.size == 1
         self._part = WholeSystem(lmp, engine, part, charge) if self._is_alone else part
         self._reach = part.reach if part.exchange_reach is None else part.exchange_reach
-        self._tags: NDArray[Any] = np.array([-1])  # differs from all atoms, even from none
-        self._types: NDArray[Any] = np.zeros(0, dtype=np.int32)
-        self._n_total = 0
-        self._at_exchange: FloatArray = np.zeros((0, 3))
-        self._moved: FloatArray = np.zeros((0, 3))  # a buffer
+        self._atoms = KnownAtoms(lmp)
+        self._motion = MotionCheck(lmp, skin)
+        self._directory = Directory(comm)
         self._reverse: ReverseCommunication | None = None
         self._transport: Transport = HostTransport(comm)
         self._exchange: FeatureExchange | None = None
         self._last_step = -2  # precedes none
+        self._begins = True
         self._contacts = ContactChecks(limits_time=engine.device.type == "cuda")
         self._is_known = False
 
@@ -269,122 +271,22 @@ class Coupling:
     def _evaluate(self, step: int, n_own: int, forces: FloatArray) -> None:
         """Compute a step, and give the results to LAMMPS."""
         per_atom = self._lmp.extract_global("vflag_atom") == step
-        uses_ghosts = per_atom or not self._is_alone
-        n_changed = self._together(lambda: self._look(step, n_own, uses_ghosts=uses_ghosts))
+        with_ghosts = per_atom or not self._is_alone
+        look = partial(self._look, step, n_own, with_ghosts=with_ghosts)
+        n_changed, n_due = self._together(look, 2)
+        is_due = n_due == self._comm.size
+        if is_due:
+            self._together(lambda: self._check_contacts(step, n_own))
         if n_changed:
             self._reverse = None
-        is_new = uses_ghosts and self._reverse is None
+        is_new = with_ghosts and self._reverse is None
         if is_new:
             self._renew_ghosts(n_own)
         if n_changed or is_new:
             self._together(lambda: self._give_atoms(n_own))
-        prediction, energy = self._compute(step, per_atom=per_atom)
-        if not self._is_known:
-            self._warn_of_chemistry(n_own)
-            self._is_known = True
-        self._pass_on(step, prediction, energy, forces)
-        self.guard.confirm(step)
-
-    def _together(self, phase: Callable[[], float], *, waits: bool = False) -> float:
-        """Run a phase on all ranks, and return the sum of its results; `_RankError` if one fails.
-
-        If ranks wait for one another in the phase, an error ends all of them at once.
-        """
-        result, error = 0.0, None
-        try:
-            result = phase()
-        except BaseException as caught:  # noqa: BLE001 (others must know of it)
-            if waits and self._comm.size > 1:
-                end_all(self._comm, _message(caught, self._comm))
-            error = caught
-        total, n_failed = self._sum(result, error is not None)
-        if n_failed:
-            raise _RankError(error)
-        return total
-
-    def _look(self, step: int, n_own: int, *, uses_ghosts: bool) -> bool:
-        """Check the step and its atoms, and return True if they differ from the last ones."""
-        if self.should_stop():
-            raise KeyboardInterrupt
-        self._check(step, n_own)
-        if not self.engine.is_local:
-            self.engine.check_box(*find_box(self._lmp))
-        has_changed = self._update(n_own)
-        if uses_ghosts:
-            self._check_motion()
-        return has_changed
-
-    def _check(self, step: int, n_own: int) -> None:
-        """Check the time step, and that atoms are apart."""
-        lmp, contacts = self._lmp, self._contacts
-        check_timestep(lmp)
-        is_rebuilt = lmp.extract_setting("neigh_ago") == 0
-        begins = is_rebuilt and step != self._last_step + 1
-        is_repeated = step == self._last_step  # minimizers repeat a step, and the last one always
-        self._last_step = step
-        if begins:
-            check_integrator(lmp)
-        if is_rebuilt:
-            contacts.forget()
-        is_due = begins or is_repeated or contacts.is_affordable or self.guard.is_last_step()
-        if n_own and is_due:
-            self._check_contacts(n_own, None if begins else step)
-
-    def _check_contacts(self, n_own: int, step: int | None) -> None:
-        """Check that atoms are apart in a step, or None where a run begins."""
-        lmp = self._lmp
-        cell, _ = find_box(lmp)
-        if self._contacts.may_exist(_positions(lmp, n_own), cell):
-            n_atoms = n_own + lmp.extract_setting("nghost")
-            numbers, labels = self._numbers[_view(lmp, "type", n_atoms)], _view(lmp, "id", n_atoms)
-            positions = _positions(lmp, n_atoms)
-            self._contacts.search(numbers, positions, cell, n_own, labels, step=step)
-
-    def _update(self, n_own: int) -> bool:
-        """Give the part its present atoms, and return True if they differ from the last ones."""
-        lmp = self._lmp
-        n_atoms = n_own + lmp.extract_setting("nghost")
-        tags, types = (_view(lmp, name, n_atoms) for name in ("id", "type"))
-        if lmp.extract_setting("neigh_ago") == 0:
-            self._at_exchange = _positions(lmp, n_own).copy()
-            self._moved = np.empty_like(self._at_exchange)
-        n_total = int(lmp.get_natoms())
-        is_same = np.array_equal(tags, self._tags) and np.array_equal(types, self._types)
-        if is_same and n_total == self._n_total:
-            return False
-        if n_atoms and tags.min() < 1:
-            raise InputError("atoms have no IDs: remove `atom_modify id no`")
-        self._tags, self._types, self._n_total = tags.copy(), types.copy(), n_total
-        return True
-
-    def _renew_ghosts(self, n_own: int) -> None:
-        """Find the owners of all ghosts again."""
-        owners = find_owners(self._comm, self._tags, n_own)
-        self._reverse = ReverseCommunication(self._comm, owners, n_own)
-        if self._exchanges:
-            given = self._comm, owners, n_own, self._transport
-            self._exchange = FeatureExchange(*given, self._exchange)
-        if len(self._at_exchange) == n_own:
-            check_coverage(self._lmp, self._at_exchange, self._reverse.n_copies, self._reach)
-
-    def _give_atoms(self, n_own: int) -> int:
-        """Give the part its present atoms."""
-        exchange = self._exchange if n_own and self._reverse is not None else None
-        self._part.set_atoms(self._numbers[self._types], n_own, self._n_total, exchange)
-        return 0
-
-    def _compute(self, step: int, *, per_atom: bool) -> tuple[PartPrediction, float]:
-        """Compute the part at its present positions, and the energy of all parts."""
-        prediction: PartPrediction | None = None
-
-        def compute() -> float:
-            nonlocal prediction
-            positions = _positions(self._lmp, len(self._tags))
-            prediction = self._part.step(positions, per_atom=per_atom)
-            is_finite = math.isfinite(prediction.energy + prediction.virial.sum())
-            return prediction.energy if is_finite else math.nan
-
-        energy = self._together(compute, waits=self._exchanges)
+        prediction, energy = self._compute(per_atom=per_atom)
+        if is_due:
+            self._together(self._contacts.finish)
         if not math.isfinite(energy):
             raise _RankError(
                 SimulationError(
@@ -392,39 +294,128 @@ class Coupling:
                     "or take a shorter time step"
                 )
             )
+        if not self._is_known:
+            self._warn_of_chemistry(n_own)
+            self._is_known = True
+        self._pass_on(step, prediction, energy, forces)
+        self.guard.confirm(step)
+
+    def _together(
+        self,
+        phase: Callable[[], Sequence[float] | None],
+        n_results: int = 0,
+        *,
+        waits: bool = False,
+    ) -> list[float]:
+        """Run a phase on all ranks, and return the sums of its results; `_RankError` if one fails.
+
+        If ranks wait for one another in the phase, an error ends all of them at once.
+        """
+        results, error = [0.0] * n_results, None
+        try:
+            results[:] = phase() or ()
+        except BaseException as caught:  # noqa: BLE001 (others must know of it)
+            if waits and self._comm.size > 1:
+                end_all(self._comm, _message(caught, self._comm))
+            error = caught
+        *sums, n_failed = self._sum(*results, error is not None)
+        if n_failed:
+            raise _RankError(error)
+        return sums
+
+    def _look(self, step: int, n_own: int, *, with_ghosts: bool) -> tuple[bool, bool]:
+        """Check the step, and look at its atoms.
+
+        Returns
+        -------
+        bool
+            True if atoms differ from the last ones.
+        bool
+            True if contacts are to be checked in this step, or if this rank can afford it.
+        """
+        if self.should_stop():
+            raise KeyboardInterrupt
+        lmp, contacts = self._lmp, self._contacts
+        check_timestep(lmp)
+        self._begins = is_rebuilt(lmp) and step != self._last_step + 1
+        is_repeated = step == self._last_step  # minimizers repeat a step, and the last one always
+        self._last_step = step
+        if self._begins:
+            check_integrator(lmp)
+            self._directory.forget()
+        if is_rebuilt(lmp):
+            contacts.forget()
+        if not self.engine.is_local:
+            self.engine.check_box(*find_box(lmp))
+        has_changed = self._atoms.update(n_own, with_ghosts=with_ghosts)
+        self._motion.update(n_own)
+        if with_ghosts:
+            self._motion.check()
+        is_due = self._begins or is_repeated or contacts.is_affordable or self.guard.is_last_step()
+        return has_changed, is_due
+
+    def _check_contacts(self, step: int, n_own: int) -> None:
+        """Check that atoms are apart."""
+        lmp = self._lmp
+        cell, _ = find_box(lmp)
+        if n_own and self._contacts.may_exist(positions_of(lmp, n_own), cell):
+            n_atoms = n_own + lmp.extract_setting("nghost")
+            numbers, labels = self._numbers[view(lmp, "type", n_atoms)], view(lmp, "id", n_atoms)
+            given = numbers, positions_of(lmp, n_atoms), cell, n_own, labels
+            self._contacts.search(*given, step=None if self._begins else step)
+
+    def _renew_ghosts(self, n_own: int) -> None:
+        """Find the owners of all ghosts again."""
+        atoms = self._atoms
+        owners = self._directory.find_owners(atoms.tags, n_own, atoms.n_total)
+        self._reverse = ReverseCommunication(self._comm, owners, n_own)
+        if self._exchanges:
+            given = self._comm, owners, n_own, self._transport
+            self._exchange = FeatureExchange(*given, self._exchange)
+        positions = self._motion.at_exchange
+        if len(positions) == n_own:
+            check_coverage(self._lmp, positions, self._reverse.n_copies, self._reach)
+
+    def _give_atoms(self, n_own: int) -> None:
+        """Give the part its present atoms."""
+        exchange = self._exchange if n_own and self._reverse is not None else None
+        numbers = self._numbers[self._atoms.types]
+        self._part.set_atoms(numbers, n_own, self._atoms.n_total, exchange)
+
+    def _compute(self, *, per_atom: bool) -> tuple[PartPrediction, float]:
+        """Compute the part at its present positions, and the energy of all parts."""
+        prediction: PartPrediction | None = None
+
+        def compute() -> tuple[float]:
+            nonlocal prediction
+            positions = positions_of(self._lmp, len(self._atoms.types))
+            try:
+                prediction = self._part.step(positions, per_atom=per_atom)
+            except BaseException:
+                self._contacts.finish()  # whose errors say more
+                raise
+            is_finite = math.isfinite(prediction.energy + prediction.virial.sum())
+            return (prediction.energy if is_finite else math.nan,)
+
+        (energy,) = self._together(compute, 1, waits=self._exchanges)
         assert prediction is not None
         return prediction, energy
 
     def _warn_of_chemistry(self, n_own: int) -> None:
         """Let the first rank warn if atoms differ from all that the model was trained for."""
-        domain, numbers = self.engine.known_domain, self._numbers[self._types]
+        domain, lmp = self.engine.known_domain, self._lmp
         if domain is None or self._charge:
             return
+        n_atoms = n_own + lmp.extract_setting("nghost")
+        numbers = self._numbers[view(lmp, "type", n_atoms)]
         (protons,) = self._sum(float(numbers[:n_own].sum()))
         reasons = list(unknown_shells(int(protons), domain))
         if n_own:
-            batch = Batch.of(numbers, _positions(self._lmp, len(numbers)))
-            reasons += islice(unknown_bonds(batch, domain, self._tags, n_own), 1)
+            batch = Batch.of(numbers, positions_of(lmp, n_atoms))
+            reasons += islice(unknown_bonds(batch, domain, view(lmp, "id", n_atoms), n_own), 1)
         reasons = [reason for found in self._comm.allgather(reasons) for reason in found]
         if reasons and self._comm.rank == 0:
             warnings.warn(reasons[0], UnknownChemistryWarning, stacklevel=2)
-
-    def _check_motion(self) -> None:
-        """Raise `SimulationError` if an atom may have left the region that ghosts cover."""
-        if self._at_exchange.size == 0:
-            return
-        positions = _positions(self._lmp, len(self._at_exchange))
-        moved = np.subtract(positions, self._at_exchange, out=self._moved)
-        covered = 0.5 * self._skin * (1 + 1e-9)
-        if 3 * max(moved.max(), -moved.min()) ** 2 < covered**2:
-            return  # without the lengths of all vectors
-        farthest = np.sqrt((moved**2).sum(axis=1).max())
-        if farthest > covered:
-            raise SimulationError(
-                f"an atom moved by {farthest:.2g} Å since LAMMPS exchanged ghosts, which cover "
-                f"{covered:.2g} Å: set `neigh_modify every 1 delay 0 check yes`, leave `neighbor` "
-                "as it is, or couple with a larger skin"
-            )
 
     def _sum(self, *values: float) -> list[float]:
         """Sum values over all ranks."""
@@ -439,16 +430,14 @@ class Coupling:
         lmp, reverse = self._lmp, self._reverse
         if self._is_alone and prediction.atom_virials is None:
             forces[:] = prediction.forces
-        elif prediction.atom_virials is None:
-            assert reverse is not None
-            forces[:] = reverse.add(prediction.forces)
         else:
             assert reverse is not None
-            shares = _for_lammps(prediction.atom_virials)
-            sums = reverse.add(np.hstack([prediction.forces, shares]))
-            forces[:] = sums[:, :3]
-            if len(sums):
-                lmp.numpy.fix_external_set_virial_peratom(FIX, np.ascontiguousarray(sums[:, 3:]))
+            reverse.add(prediction.forces, forces)
+        if reverse is not None and prediction.atom_virials is not None:
+            virials = np.empty((len(forces), 6))
+            reverse.add(_for_lammps(prediction.atom_virials), virials)
+            if len(forces):
+                lmp.numpy.fix_external_set_virial_peratom(FIX, virials)
         if lmp.extract_global("eflag_atom") == step:
             lmp.numpy.fix_external_set_energy_peratom(FIX, prediction.atom_energies)
         lmp.fix_external_set_energy_global(FIX, energy)
@@ -462,7 +451,10 @@ class Coupling:
             first = min(comm.allgather(comm.size if error is None else comm.rank))
             self._lmp.flush_buffers()
             end_together(comm, _message(error, comm), speaker=first)
-        self._tags, self._last_step = np.array([-1]), -2  # the next run begins anew
+        with suppress(InputError):  # of a search that still runs
+            self._contacts.finish()
+        self._atoms.forget()  # as the next run begins anew
+        self._last_step = -2
         self.guard.fail(error)
         self._void(forces)
 
@@ -503,16 +495,6 @@ def _clear_last_virials(lmp: Any) -> None:
     extract = lmp.lib.lammps_extract_global
     extract.restype = ctypes.POINTER(ctypes.c_int64)
     extract(lmp.lmp, b"vflag_atom")[0] = -1
-
-
-def _view(lmp: Any, name: str, n_atoms: int) -> NDArray[Any]:
-    """Return LAMMPS's own array of a property of own atoms and ghosts."""
-    return lmp.numpy.extract_atom(name, nelem=n_atoms) if n_atoms else np.zeros(0, dtype=np.int32)
-
-
-def _positions(lmp: Any, n_atoms: int) -> FloatArray:
-    """Return LAMMPS's own array of positions [N, 3]."""
-    return lmp.numpy.extract_atom("x", nelem=n_atoms) if n_atoms else np.zeros((0, 3))
 
 
 def _for_lammps(virials: FloatArray) -> FloatArray:

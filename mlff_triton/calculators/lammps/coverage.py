@@ -39,7 +39,9 @@ def check_coverage(lmp: Any, positions: FloatArray, n_copies: IntArray, reach: f
     cell = np.diag(high - origin)
     cell[1, 0], cell[2, 0], cell[2, 1] = xy, xz, yz
     inverse = np.linalg.inv(cell)
-    fractions = (positions - origin) @ inverse
+    lonely = np.flatnonzero(n_copies == 0)
+    fractions = inverse.T @ (positions.take(lonely, axis=0) - origin).T
+    lowest, highest = fractions.min(axis=1, initial=np.inf), fractions.max(axis=1, initial=-np.inf)
     if lmp.extract_setting("triclinic"):
         begin, end = (np.array(lmp.extract_global(f"sub{side}_lambda")) for side in ("lo", "hi"))
     else:
@@ -48,12 +50,11 @@ def check_coverage(lmp: Any, positions: FloatArray, n_copies: IntArray, reach: f
         )
     heights = 1 / np.linalg.norm(inverse, axis=0)
     is_open = ~np.array(periodic, dtype=bool)
-    below = np.where(is_open & (begin < 1e-9), np.inf, (fractions - begin) * heights)
-    above = np.where(is_open & (end > 1 - 1e-9), np.inf, (end - fractions) * heights)
-    distances = np.minimum(below, above).min(axis=1, initial=np.inf)
-    missing = distances[(n_copies == 0) & (distances < reach)]
-    if len(missing):
+    below = np.where(is_open & (begin < 1e-9), np.inf, (lowest - begin) * heights)
+    above = np.where(is_open & (end > 1 - 1e-9), np.inf, (end - highest) * heights)
+    distance = min(*below, *above)
+    if distance < reach:
         raise InputError(
-            f"an atom {missing.min():.3g} Å from the edge of a rank's domain has no ghost, and "
-            f"ghosts are needed up to {reach:g} Å: remove `comm_modify cutoff` after the coupling"
+            f"an atom {distance:.3g} Å from the edge of a rank's domain has no ghost, and ghosts "
+            f"are needed up to {reach:g} Å: remove `comm_modify cutoff` after the coupling"
         )

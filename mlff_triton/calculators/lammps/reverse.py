@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csc_array
 
 from mlff_triton.calculators.lammps.owners import (
     Owners,
@@ -47,35 +46,34 @@ class ReverseCommunication:
         self._to_owners = counts_of(owners.ranks, comm.size)
         self._from_ranks = send_counts(comm, self._to_owners)
         counts = self._to_owners, self._from_ranks
-        into = send_rows(comm, owners.atoms[self._order], *counts)
-        columns = np.arange(len(into) + 1, dtype=np.int32)
-        # A column per ghost, with a 1 in the row of the own atom
-        self._sum = csc_array((np.ones(len(into)), into, columns), shape=(n_own, len(into)))
-        self._outgoing = np.empty((0, 0))
-        self.n_copies = np.bincount(into, minlength=n_own)
+        self._atoms = send_rows(comm, owners.atoms[self._order], *counts).astype(np.intp)
+        self._outgoing = self._incoming = np.empty((0, 0))  # buffers
+        self.n_copies = np.bincount(self._atoms, minlength=n_own)
 
-    def add(self, values: FloatArray) -> FloatArray:
-        """Return the values of own atoms plus those of all their ghosts.
+    def add(self, values: FloatArray, sums: FloatArray) -> None:
+        """Add the values of ghosts to those of their atoms.
 
         Parameters
         ----------
         values : float64 [N, K] or [n_own, K]
-            Values of own atoms and ghosts, or those of own atoms alone, which are the sums then.
-
-        Returns
-        -------
-        float64 [n_own, K]
+            Values of own atoms and ghosts, or in a single process those of own atoms alone, which
+            are the sums then.
+        sums : float64 [n_own, K]
+            Overwritten with the sums.
         """
-        own, ghosts = values[: self._n_own], values[self._n_own :]
+        sums[:] = values[: self._n_own]
+        ghosts = values[self._n_own :]
         if self._comm.size == 1 and not len(ghosts):
-            return own
-        incoming = ghosts if self._comm.size == 1 else self._send(ghosts)
-        sums: FloatArray = own + self._sum @ incoming
-        return sums
+            return
+        incoming = self._send(ghosts)
+        for k in range(values.shape[1]):
+            np.add.at(sums[:, k], self._atoms, incoming[:, k])
 
     def _send(self, ghosts: FloatArray) -> FloatArray:
         """Send values of ghosts to the owners, and return what arrives here."""
         if self._outgoing.shape != ghosts.shape:
             self._outgoing = np.empty(ghosts.shape)
+            self._incoming = np.empty((len(self._atoms), ghosts.shape[1]))
         np.take(ghosts, self._order, axis=0, out=self._outgoing, mode="clip")
-        return send_rows(self._comm, self._outgoing, self._to_owners, self._from_ranks)
+        counts = self._to_owners, self._from_ranks
+        return send_rows(self._comm, self._outgoing, *counts, self._incoming)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from mlff_triton.calculators.lammps.settings import find_box, find_units
 from mlff_triton.engine.batch import Batch, IntArray
 from mlff_triton.engine.engine import Engine
@@ -65,8 +67,13 @@ class WholeSystem:
         found = self._engine.evaluate(self._batch)
         return PartPrediction(
             energy=float(found.energy[0]) / self._energy,
-            forces=found.forces.numpy() / self._energy,
-            virial=found.virial[0].numpy() / self._energy,
-            atom_energies=found.atom_energies.numpy() / self._energy,
+            forces=self._converted(found.forces),
+            virial=self._converted(found.virial[0]),
+            atom_energies=self._converted(found.atom_energies),
             atom_virials=None,
         )
+
+    def _converted(self, values: Tensor) -> FloatArray:
+        """Convert values from eV and Å to the units of LAMMPS, without a copy if these are eV."""
+        array: FloatArray = values.numpy()
+        return array if self._energy == 1 else array / self._energy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -13,7 +14,14 @@ from ase.build import molecule
 from mlff_triton.calculators._plausibility import contact_limits
 from mlff_triton.calculators.lammps.contacts import MOST_CLEARANCE, ContactChecks, find_clearance
 from mlff_triton.errors import InputError, OverlappingAtomsError
-from tests.calculators.lammps.systems import needs_lammps, small_model, start, water
+from tests.calculators.lammps.systems import (
+    needs_lammps,
+    needs_mpiexec,
+    run_ranks,
+    small_model,
+    start,
+    water,
+)
 
 WATER = molecule("H2O")
 LABELS = np.array([7, 8, 9])
@@ -107,10 +115,47 @@ def test_time_on_a_gpu_is_limited() -> None:
     checks = ContactChecks(limits_time=True)
     with mock.patch("time.monotonic", side_effect=[10.0, 10.5]):  # for half a second
         searches(checks, WATER)
+        checks.finish()
     for now, is_affordable in ((20.0, False), (60.4, False), (60.5, True)):
         with mock.patch("time.monotonic", return_value=now):
             assert checks.is_affordable is is_affordable
     assert ContactChecks(limits_time=False).is_affordable
+
+
+def test_a_gpu_computes_a_step_while_its_atoms_are_checked() -> None:
+    checks, steps = ContactChecks(limits_time=True), [None, 7]
+    given = WATER.numbers, moved(1, [0, np.nan, 0]).positions, np.eye(3), len(WATER), LABELS
+    with pytest.raises(InputError, match="atom 8 is NaN or infinite"):
+        checks.search(*given, step=steps[0])  # where a run begins
+    checks.search(*given, step=steps[1])
+    with pytest.raises(InputError, match=r"atom 8 is NaN or infinite .* in step 7"):
+        checks.finish()
+    checks.finish()
+
+
+MEETING = ["velocity all set 0 0 0", "set atom 2 vx 600", "run 3"]
+
+
+@needs_lammps
+@pytest.mark.parametrize("fails", [False, True])
+def test_errors_of_contacts_precede_those_of_the_model(*, fails: bool) -> None:
+    from mlff_triton.calculators.lammps import couple
+
+    lmp = start(Atoms("H2", [[1, 1, 1], [0, 1, 1]], cell=[9] * 3, pbc=True))
+    coupling = couple(lmp, small_model(), ["H", "O"], device="cpu", skin=3.0)
+    coupling._contacts = ContactChecks(limits_time=True)
+    lmp.commands_list(["fix move all nve/noforce", "timestep 0.0005"])
+    step = coupling._part.step
+
+    def step_or_fail(*args: Any, **options: Any) -> Any:
+        if fails and coupling._last_step == 4:
+            raise InputError("another error")
+        return step(*args, **options)
+
+    with mock.patch.object(coupling._part, "step", step_or_fail):
+        lmp.command("run 1")
+        with pytest.raises(InputError, match=r"only 0\.\S+ Å apart in step 4"):
+            lmp.commands_list(MEETING)
 
 
 RUNS = {
@@ -139,6 +184,35 @@ def test_runs_are_checked_at_their_ends_whatever_it_takes(command: str) -> None:
     assert steps[0] is None
     assert steps[-1] == RUNS[command][-1]
     assert set(steps) == set(RUNS[command])
+
+
+UNEVEN = """
+from unittest import mock
+from mpi4py import MPI
+from mlff_triton.calculators.lammps import couple
+from mlff_triton.calculators.lammps.contacts import ContactChecks
+from tests.calculators.lammps.systems import TYPES, small_model, start, water
+
+rank = MPI.COMM_WORLD.rank
+lmp = start(water())
+coupling = couple(lmp, small_model(), TYPES, device="cpu")
+lmp.commands_list(["fix move all nve", "timestep 0.0005"])
+ready = mock.PropertyMock(side_effect=lambda: rank == 0 or coupling._last_step == 3)
+with (
+    mock.patch.object(ContactChecks, "is_affordable", ready),
+    mock.patch.object(coupling._contacts, "search") as search,
+):
+    lmp.command("run 6")
+assert [call.kwargs["step"] for call in search.call_args_list] == [None, 3, 6]
+"""
+
+
+@needs_lammps
+@needs_mpiexec
+def test_ranks_check_in_the_same_steps(tmp_path: Path) -> None:
+    """Each would wait for the others' checks otherwise."""
+    done = run_ranks(2, ["-c", UNEVEN], tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_dense_atoms_are_refused_without_a_list_of_all_pairs() -> None:

@@ -54,23 +54,21 @@ def in_lammps(lmp: Any) -> Atoms:
     """Return the present atoms of LAMMPS in its present box."""
     (x0, y0, z0), (x1, y1, z1), xy, yz, xz, pbc, _ = lmp.extract_box()
     cell = [[x1 - x0, 0, 0], [xy, y1 - y0, 0], [xz, yz, z1 - z0]]
-    numbers = np.array([0, 1, 8])[gathered_types(lmp)]
-    return Atoms(numbers, gathered(lmp, "x", 3), cell=cell, pbc=np.array(pbc, dtype=bool))
+    numbers = np.array([0, 1, 8])[in_order(lmp, "type")]
+    return Atoms(numbers, in_order(lmp, "x"), cell=cell, pbc=np.array(pbc, dtype=bool))
 
 
-def gathered_types(lmp: Any) -> np.ndarray:
+def in_order(lmp: Any, name: str) -> np.ndarray:
+    """Return a property of all atoms, in order of their IDs, some of which may be missing."""
     n_atoms = lmp.extract_setting("nlocal")
     order = np.argsort(lmp.numpy.extract_atom("id")[:n_atoms])
-    return lmp.numpy.extract_atom("type")[:n_atoms][order]
+    return lmp.numpy.extract_atom(name)[:n_atoms][order]
 
 
 def check_forces(lmp: Any) -> None:
     """Compare forces and energy of the present atoms with the exact module."""
     expected = of_engine(MODEL, in_lammps(lmp))
-    n_atoms = lmp.extract_setting("nlocal")
-    order = np.argsort(lmp.numpy.extract_atom("id")[:n_atoms])
-    forces = lmp.numpy.extract_atom("f")[:n_atoms][order]
-    np.testing.assert_allclose(forces, expected["forces"], atol=1e-8)
+    np.testing.assert_allclose(in_order(lmp, "f"), expected["forces"], atol=1e-8)
     np.testing.assert_allclose(lmp.get_thermo("pe"), expected["energy"], rtol=1e-10)
 
 
@@ -182,6 +180,75 @@ def test_scripts_do_what_they_do_with_a_pair_style(
     BETWEEN_RUNS[name](lmp)
     lmp.command("run 2")
     check_forces(lmp)
+
+
+def swap_types_in_a_run(lmp: Any) -> None:
+    """Change types in a step in which LAMMPS exchanges no ghosts, as its fix sgcmc does."""
+
+    def swap(_caller: Any, step: int, n_own: int, *_arrays: np.ndarray) -> None:
+        n_atoms = n_own + lmp.extract_setting("nghost")
+        types, tags = (lmp.numpy.extract_atom(name, nelem=n_atoms) for name in ("type", "id"))
+        if step == 3:
+            assert lmp.extract_setting("neigh_ago") > 0
+            types[tags == 1], types[tags == 2] = 1, 2
+
+    lmp.command("fix swap all external pf/callback 1 1")
+    lmp.set_fix_external_callback("swap", swap, None)
+    coupled(lmp)  # again, so that its fix is the later one
+
+
+IN_A_RUN: dict[str, Callable[[Any], None]] = {
+    "types change": swap_types_in_a_run,
+    "atoms vanish": lambda lmp: lmp.commands_list(
+        ["region all block EDGE EDGE EDGE EDGE EDGE EDGE", "fix gone all evaporate 2 1 all 7"]
+    ),
+    "atoms come": lambda lmp: lmp.commands_list(
+        [
+            "region gap block 1.2 1.4 1.2 1.4 1.2 1.4",
+            "fix more all deposit 1 1 2 7 region gap near 0.1",
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize("virials", [False, True])
+@pytest.mark.parametrize("name", IN_A_RUN)
+def test_atoms_change_in_a_run(name: str, *, virials: bool) -> None:
+    lmp = start(water((2, 2, 2), tilt=0.05))
+    coupled(lmp)
+    IN_A_RUN[name](lmp)
+    if virials:  # for which ghosts count
+        lmp.commands_list([*OUTPUT, "compute s all reduce sum c_v[1]"])
+        lmp.commands_list(["thermo_style custom step pe c_s", "thermo 1"])
+    before = in_order(lmp, "type").tolist()
+    lmp.commands_list(["fix move all nve", "timestep 0.0001", "run 6"])
+    assert in_order(lmp, "type").tolist() != before
+    check_forces(lmp)
+
+
+def test_virials_of_atoms_have_the_ghosts_of_their_step() -> None:
+    """LAMMPS exchanges ghosts in steps without virials, too, in which they do not matter."""
+    lmp = start(ATOMS)
+    coupling = coupled(lmp, skin=0.3)
+    lmp.commands_list(
+        [
+            "compute v all stress/atom NULL virial",
+            "compute s all reduce sum c_v[1] c_v[4]",
+            "thermo_style custom step pe c_s[1] c_s[2]",
+            "thermo 4",
+            "fix move all nve/noforce",
+            "velocity all set 40 30 20",
+            "timestep 0.0005",
+        ]
+    )
+    expected = of_engine(MODEL, ATOMS)["virial"][[0, 3]]  # does not depend on the drift
+    with mock.patch.object(coupling._part, "set_atoms", wraps=coupling._part.set_atoms) as renew:
+        for _ in range(6):
+            lmp.command("run 4 pre no")
+            found = [lmp.extract_compute("s", 0, 1)[k] for k in range(2)]
+            found = np.array(found) / lmp.extract_global("nktv2p")
+            np.testing.assert_allclose(found, expected, rtol=1e-7)
+    assert 1 < renew.call_count < 9
 
 
 def test_dumps_hold_energies_and_stresses_of_atoms(tmp_path: Path) -> None:

@@ -114,6 +114,61 @@ assert found[0] == found[1]
     assert done.returncode == 0, done.stderr
 
 
+CHANGES = """
+import numpy as np
+from mpi4py import MPI
+from ase import Atoms
+from mlff_triton.calculators.lammps import couple
+from tests.calculators.lammps.systems import TYPES, of_engine, small_model, start, water
+
+world, model, shape = MPI.COMM_WORLD, small_model(), water((4, 3, 3))
+lmp = start(shape)
+
+def turn(_caller, step, n_own, *_arrays):
+    n_atoms = n_own + lmp.extract_setting("nghost")
+    types, tags = (lmp.numpy.extract_atom(name, nelem=n_atoms) for name in ("type", "id"))
+    if step == 8:  # oxygen becomes hydrogen on the rank that owns it, and where it is a ghost
+        types[tags == 1] = 1
+
+lmp.command("fix turn all external pf/callback 1 1")
+lmp.set_fix_external_callback("turn", turn, None)
+couple(lmp, model, TYPES, device="cpu", dtype="float64", skin=0.6)
+lmp.commands_string(\"""
+fix move all nve/noforce
+velocity all set 40 20 10
+timestep 0.0005
+region all block EDGE EDGE EDGE EDGE EDGE EDGE
+region most block 0 12 0 9 0 9
+fix more all deposit 2 1 9 7 region most near 0.7 vx 40 40 vy 20 20 vz 10 10
+fix gone all evaporate 7 1 all 7
+\""")
+for steps in (6, 7, 8, 9):
+    lmp.command(f"run {steps}")
+    own = slice(lmp.extract_setting("nlocal"))
+    names = "id", "type", "x", "f"
+    parts = world.allgather([lmp.numpy.extract_atom(name)[own].copy() for name in names])
+    energy = lmp.get_thermo("pe")
+    if world.rank == 0:
+        tags, types, positions, forces = map(np.concatenate, zip(*parts))
+        assert len(np.unique(tags)) == len(tags) == lmp.get_natoms()
+        atoms = Atoms(np.array([0, 1, 8])[types], positions, cell=shape.cell, pbc=True)
+        expected = of_engine(model, atoms)
+        np.testing.assert_allclose(forces, expected["forces"], atol=1e-8)
+        np.testing.assert_allclose(energy, expected["energy"], rtol=1e-10)
+        print(int(tags.max()), len(tags))
+"""
+
+
+@needs_mpiexec
+@pytest.mark.parametrize("n_ranks", [2, pytest.param(5, marks=pytest.mark.slow)])
+def test_atoms_come_vanish_migrate_and_change_in_a_run(tmp_path: Path, n_ranks: int) -> None:
+    done = run_ranks(n_ranks, ["-c", CHANGES], tmp_path)
+    assert done.returncode == 0, done.stderr
+    last_id, n_atoms = map(int, done.stdout.split()[-2:])
+    assert last_id == 110  # two have come
+    assert n_atoms < 108
+
+
 @needs_mpiexec
 def test_the_first_rank_warns_of_unknown_chemistry(tmp_path: Path) -> None:
     """The unknown bond crosses the face between two domains."""

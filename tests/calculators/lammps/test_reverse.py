@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlff_triton.errors import InputError
 from tests.calculators.lammps.systems import needs_lammps
 
 pytestmark = needs_lammps
@@ -16,22 +15,16 @@ pytestmark = needs_lammps
 def test_values_of_ghosts_are_added_to_their_atoms(rng, n_own: int, n_ghosts: int, width: int):
     from mpi4py import MPI
 
-    from mlff_triton.calculators.lammps.owners import find_owners
+    from mlff_triton.calculators.lammps.owners import Directory
     from mlff_triton.calculators.lammps.reverse import ReverseCommunication
 
     own = rng.permutation(10 * n_own + 1)[:n_own].astype(np.int32) + 1
     tags = np.concatenate([own, rng.choice(own, n_ghosts) if n_own else own])
     values = rng.normal(size=(len(tags), width))
-    reverse = ReverseCommunication(MPI.COMM_SELF, find_owners(MPI.COMM_SELF, tags, n_own), n_own)
+    owners = Directory(MPI.COMM_SELF).find_owners(tags, n_own, n_own)
+    reverse = ReverseCommunication(MPI.COMM_SELF, owners, n_own)
     expected = np.array([values[tags == tag].sum(axis=0) for tag in own]).reshape(n_own, width)
-    np.testing.assert_allclose(reverse.add(values), expected, atol=1e-12)
+    sums = np.full((n_own, width), np.nan)
+    reverse.add(values, sums)
+    np.testing.assert_allclose(sums, expected, atol=1e-12)
     assert reverse.n_copies.tolist() == [(tags == tag).sum() - 1 for tag in own]
-
-
-def test_an_id_that_two_atoms_have_is_refused() -> None:
-    from mpi4py import MPI
-
-    from mlff_triton.calculators.lammps.owners import find_owners
-
-    with pytest.raises(InputError, match="same ID"):
-        find_owners(MPI.COMM_SELF, np.array([5, 7, 5, 7]), 3)
