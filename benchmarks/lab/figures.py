@@ -191,6 +191,9 @@ def _plot_alignment(axes: Axes, times: Times) -> None:
     axes.set(xlabel="cells, 1e9 per second")
 
 
+LAMMPS_LINES = {"random": "-", "shipped": "--", "charged": ":"}
+
+
 def _plot_divided(axes: Axes, times: Times) -> None:
     """Plot times over the number of atoms of the whole box, a line per model and division."""
     for model, label in LAMMPS_MODELS.items():
@@ -199,7 +202,7 @@ def _plot_divided(axes: Axes, times: Times) -> None:
             rows = sorted(rows_of(boxes, name), key=lambda row: row.atoms)
             if rows:
                 style = {"marker": "o" if name == ONE_RANK else "."}
-                style["linestyle"] = "-" if model == "random" else "--"
+                style["linestyle"] = LAMMPS_LINES[model]
                 points = [row.atoms for row in rows], [p50(row) for row in rows]
                 axes.loglog(*points, label=f"{label}: {kind}", **style)
     axes.set(xlabel="atoms of the whole box", ylabel="ms per step")

@@ -38,7 +38,7 @@ DIVISIONS = {  # columns and lines of boxes that are divided
     "ranks-4": "four GPUs",
     "ranks-8": "eight GPUs",
 }
-LAMMPS_MODELS = {"random": "F = 128", "shipped": "shipped"}
+LAMMPS_MODELS = {"random": "F = 128", "shipped": "shipped", "charged": "TensorNet2"}
 LARGEST = "1000000"  # a random box, although it is named after its size
 BATCHES = "batch-"  # prefix of the cases that are compared with PyTorch only
 NS_PER_DAY = 0.5e-6 * 86400e3  # for steps of 0.5 fs that take 1 ms

@@ -24,8 +24,8 @@ class Case:
     ----------
     kind : {"check", "overhead", "strong", "weak"}
         Purpose of the case. Only that of kind "check" is compared with the truth.
-    model : {"random", "shipped"}
-        Random weights with F = 128, or the shipped model.
+    model : {"random", "shipped", "charged"}
+        Random weights with F = 128, the shipped model, or a TensorNet2 with random weights.
     unit : int
         Approximate number of atoms that are copied.
     copies : tuple of int
@@ -74,6 +74,8 @@ def cases(n_ranks: int) -> list[Case]:
             *(Case("strong", model, unit, (4, 4, 4)) for unit in UNITS),
         ]
         found.append(Case("weak", model, 31_250, weak_copies(n_ranks)))
+    found.append(Case("check", "charged", CHECKED))
+    found.append(Case("strong", "charged", 4_096, (4, 2, 2)))
     return found if n_ranks == 1 else [case for case in found if case.kind != "overhead"]
 
 

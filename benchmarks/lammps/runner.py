@@ -45,9 +45,11 @@ from mlff_triton.model.tensornet import TensorNet
 
 BENCH = "lammps"
 WORLD = mpi4py.MPI.COMM_WORLD
+DRIFT = ["velocity all set 29 29 29", "fix motion all nve/noforce"]  # Å/ps
 MOTION = {
     "shipped": ["velocity all create 300 2025 loop geom", "fix motion all nve"],
-    "random": ["velocity all set 29 29 29", "fix motion all nve/noforce"],  # Å/ps
+    "random": DRIFT,
+    "charged": DRIFT,
 }
 """Commands of LAMMPS that let atoms move, by model.
 
@@ -173,6 +175,7 @@ def fill(lmp: Any, case: Case, system: System) -> list[str]:
     lmp.commands_list(
         [
             "units metal",
+            "newton off",  # as no pair style sends forces back
             f"region box block 0 {a} 0 {b} 0 {c}",
             f"create_box {len(numbers)} box",
         ]

@@ -20,7 +20,7 @@ from mlff_triton.calculators._plausibility import unknown_bonds, unknown_shells
 from mlff_triton.calculators.lammps.atoms import KnownAtoms, is_rebuilt, positions_of, view
 from mlff_triton.calculators.lammps.contacts import ContactChecks
 from mlff_triton.calculators.lammps.coverage import check_coverage
-from mlff_triton.calculators.lammps.exchange import FeatureExchange, HostTransport, Transport
+from mlff_triton.calculators.lammps.exchange import FeatureExchange, Transport
 from mlff_triton.calculators.lammps.guard import Guard
 from mlff_triton.calculators.lammps.motion import MotionCheck
 from mlff_triton.calculators.lammps.owners import Directory
@@ -157,7 +157,10 @@ def couple(
         engine = Engine(model, chosen, dtype, backend)
         if backend == "auto" and not is_best(engine, comm.size):
             engine = Engine(model, chosen, dtype, "torch")
-        coupling = Coupling(lmp, comm, engine, numbers, charge, skin)
+    with agreed(comm):
+        transport = choose_transport(comm, engine.device)
+    with agreed(comm):
+        coupling = Coupling(lmp, comm, engine, numbers, charge, skin, transport)
     settings = {
         "version of mlff_triton": __version__,
         "model": engine.weights,
@@ -194,6 +197,8 @@ class Coupling:
         Total charge of all atoms in elementary charges.
     skin : float
         Å.
+    transport : Transport
+        Path of tensors from rank to rank.
 
     Attributes
     ----------
@@ -206,7 +211,14 @@ class Coupling:
     """
 
     def __init__(
-        self, lmp: Any, comm: Any, engine: Engine, numbers: IntArray, charge: int, skin: float
+        self,
+        lmp: Any,
+        comm: Any,
+        engine: Engine,
+        numbers: IntArray,
+        charge: int,
+        skin: float,
+        transport: Transport,
     ) -> None:
         self.engine = engine
         self.should_stop: Callable[[], bool] = lambda: False
@@ -217,17 +229,21 @@ class Coupling:
         self._charge = charge
         self._skin = skin
         part, kinds = engine.part(charge, find_units(lmp)), numbers[1:]
-        self._exchanges = part.exchange_reach is not None
+        self._is_alone = comm.size == 1
+        self._transport = transport
+        # All tensors of a shared GPU would pass through the host, which takes longer than to
+        # compute ghosts.
+        is_fast = self._is_alone or transport.is_queued or engine.device.type == "cpu"
+        self._exchanges = part.exchange_reach is not None and (is_fast or not engine.is_local)
         no_ghosts = OwnImages(np.zeros(0, dtype=np.int32), len(kinds)) if self._exchanges else None
         part.set_atoms(kinds, len(kinds), len(kinds), no_ghosts)  # raises for unknown elements
-        self._is_alone = comm.size == 1
         self._part = WholeSystem(lmp, engine, part, charge) if self._is_alone else part
-        self._reach = part.reach if part.exchange_reach is None else part.exchange_reach
+        shorter = part.exchange_reach if self._exchanges else None
+        self._reach = part.reach if shorter is None else shorter
         self._atoms = KnownAtoms(lmp)
         self._motion = MotionCheck(lmp, skin)
         self._directory = Directory(comm)
         self._reverse: ReverseCommunication | None = None
-        self._transport: Transport = HostTransport(comm)
         self._exchange: FeatureExchange | None = None
         self._last_step = -2  # precedes none
         self._begins = True
@@ -237,8 +253,6 @@ class Coupling:
     def attach(self) -> None:
         """Make the ``fix external`` in LAMMPS, and let LAMMPS communicate enough ghosts."""
         lmp, cutoff = self._lmp, self._reach + self._skin
-        with agreed(self._comm):
-            self._transport = choose_transport(self._comm, self.engine.device)
         self.guard.check_groups()
         if lmp.has_id("fix", FIX):
             lmp.command(f"unfix {FIX}")
@@ -428,8 +442,9 @@ class Coupling:
     ) -> None:
         """Give results to LAMMPS: the total energy, and all else of own atoms."""
         lmp, reverse = self._lmp, self._reverse
-        if self._is_alone and prediction.atom_virials is None:
-            forces[:] = prediction.forces
+        sums_forces = self._is_alone or (self._exchanges and self._transport.is_queued)
+        if sums_forces and prediction.atom_virials is None:
+            forces[:] = prediction.forces[: len(forces)]
         else:
             assert reverse is not None
             reverse.add(prediction.forces, forces)
