@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mlff_triton.engine.batch import to_tensor
 from mlff_triton.engine.parameters import Parameters
-from mlff_triton.engine.part import Exchange, PartAtoms
+from mlff_triton.engine.part import Exchange, PartAtoms, spread
 from mlff_triton.kernels.neighbors.shells import name_rows
 from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix
 
@@ -60,7 +60,7 @@ class DeviceBorders:
         """Upload the rows of other atoms; return True if a captured graph does not fit them."""
         exchange, device = part.exchange, self.names.device
         assert exchange is not None  # as parts without one have no borders
-        rows = np.zeros(len(self.names), dtype=np.int32)
+        rows = spread(len(self.names), part.n_own)
         rows[: len(part.numbers)] = part.rows
         self._rows.copy_(torch.from_numpy(rows))
         n_others, n_ghosts = exchange.n_rows - part.n_own, len(exchange.rows)
@@ -76,18 +76,18 @@ class DeviceBorders:
             self._given_rows = torch.zeros_like(self._given)
             self._species = torch.empty(self.n_others, dtype=torch.int32, device=device)
         self._given.copy_(torch.from_numpy(exchange.given))
-        self._species.copy_(p.species(to_tensor(part.row_numbers[part.n_own :], device)))
+        self._species.copy_(p.species(to_tensor(part.other_numbers, device)))
         self._ghosts.copy_(torch.from_numpy(self._ghosts_of(part, size)))
         return has_changed
 
     def _ghosts_of(self, part: PartAtoms, size: int) -> NDArray[np.int64]:
         """Return ghosts, and where their forces are summed: own atoms, or rows after all atoms.
 
-        Padding is filled up with the last atom, which has no force.
+        Padding repeats the last atom, which has no force.
         """
         assert part.exchange is not None
         n_rows, rows = len(self.names), part.exchange.rows
-        found = np.full((2, size), n_rows - 1)
+        found = np.stack([np.full(size, n_rows - 1), spread(size, part.n_own)])
         found[0, : len(rows)] = np.arange(part.n_own, len(part.numbers))
         found[1, : len(rows)] = np.where(rows < part.n_own, rows, rows - part.n_own + n_rows)
         return found

@@ -294,7 +294,7 @@ class PartBuffers:
     def step(self, positions: FloatArray, *, per_atom: bool) -> PartPrediction:
         """Run a step; see `mlff_triton.engine.part.PartStep.step`."""
         n_atoms = len(positions)
-        self._staging[:n_atoms].copy_(torch.from_numpy(positions))  # by several threads
+        self._staging.numpy()[:n_atoms] = positions
         if self._state.is_due:  # the matrix is built before the step uploads positions
             check_positions(positions)  # as a new matrix cannot say what is wrong
             self._upload()

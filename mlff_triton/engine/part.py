@@ -104,6 +104,14 @@ class Exchange(Protocol):
         """
 
 
+def spread(size: int, n_own: int) -> NDArray[np.int32]:
+    """Return own atoms in turn, for padding whose values are zero.
+
+    Sums take as long as the atom to which most is added.
+    """
+    return np.arange(size, dtype=np.int32) % max(n_own, 1)
+
+
 @dataclass(frozen=True)
 class PartBorders:
     """Rows of other parts on the host; see `mlff_triton.engine.step.Borders`."""
@@ -213,10 +221,19 @@ class PartAtoms:
 
     @property
     def row_numbers(self) -> IntArray:
-        """Atomic number of each row, int64 [rows]; that of any atom for rows without one."""
-        n_rows = len(self.numbers) if self.exchange is None else self.exchange.n_rows
-        numbers = np.full(n_rows, self.numbers[0])
-        numbers[self.rows] = self.numbers
+        """Atomic number of each row, int64 [rows]."""
+        if self.exchange is None:
+            return self.numbers
+        return np.concatenate([self.numbers[: self.n_own], self.other_numbers])
+
+    @property
+    def other_numbers(self) -> IntArray:
+        """Atomic numbers of the rows of other parts, with an exchange; any for unused rows."""
+        assert self.exchange is not None
+        rows = self.exchange.rows
+        is_other = rows >= self.n_own
+        numbers = np.full(self.exchange.n_rows - self.n_own, self.numbers[0])
+        numbers[rows[is_other] - self.n_own] = self.numbers[self.n_own :][is_other]
         return numbers
 
 

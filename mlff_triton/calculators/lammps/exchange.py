@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.calculators.lammps.owners import Counts, Owners, counts_of, send_counts, send_rows
+from mlff_triton.engine.part import spread
 
 Messages = list[tuple[int, Tensor]]
 """Tensors, and the rank that each goes to or comes from."""
@@ -103,7 +104,7 @@ class FeatureExchange:
         self.rows = owners.atoms.copy()
         self.rows[is_other] = n_own + places(wanted, self.wanted)[which]
         self.n_rows = n_own + int(self.wanted.sum())
-        self.given = np.zeros(int(self.sent.sum()), dtype=np.int32)
+        self.given = spread(int(self.sent.sum()), n_own)
         self.given[places(given, self.sent)] = asked
 
     def _sizes(self, counts: Counts, last: Counts | None) -> Counts:

@@ -24,6 +24,7 @@ from functools import partial
 from inspect import getclosurevars
 from typing import Any
 
+import torch
 from triton.runtime import driver
 from triton.runtime.cache import get_cache_manager
 from triton.runtime.jit import JITFunction
@@ -247,8 +248,12 @@ def _loaded_kernels() -> list[JITFunction]:
 
 
 def _report(error: BaseException) -> None:
-    """Log why kernels are not compiled ahead; it is a warning the first time for each error."""
-    level = logging.DEBUG if type(error) in _reported else logging.WARNING
+    """Log why kernels are not compiled ahead; it is a warning the first time for each error.
+
+    Too little memory for a rehearsal is none, as buffers of the step before may still be alive.
+    """
+    is_known = type(error) in _reported or isinstance(error, torch.OutOfMemoryError)
+    level = logging.DEBUG if is_known else logging.WARNING
     _reported.add(type(error))
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
     _LOG.log(level, "kernels compile one after another when they are launched: %s", reason)
