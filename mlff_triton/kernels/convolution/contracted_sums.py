@@ -55,6 +55,8 @@ _FEWEST_EDGES, _MOST_EDGES = 16, 4096
 """Mean numbers of edges per receiver between which this is faster than messages."""
 _WORTHWHILE = 20_000
 """Number of edges from which this is faster, although it takes more launches."""
+_NUMBERS = ("n_receivers", "n_columns", "n_packed", "n_out", "part_size", "n_parts")
+"""Arguments that no vector depends on: kernels are not compiled anew for multiples of 16."""
 
 
 class _Packed(NamedTuple):
@@ -137,7 +139,7 @@ def _add_block(total, block, scale, K: tl.constexpr, EDGES: tl.constexpr, LOSS: 
     return tl.fma(untruncated(untruncated(block, K, LOSS), EDGES, LOSS), scale, total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_NUMBERS)
 def _contraction_kernel(
     sums,
     packed,

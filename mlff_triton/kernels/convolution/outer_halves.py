@@ -41,6 +41,9 @@ _EXPONENT_BITS = tl.constexpr(0x7F800000)
 _SCALE_BITS = tl.constexpr((2 * 127 - 2 * EXPONENT + 12) << 23)  # products are below 2^30
 _SMALLEST_UNIT = tl.constexpr(2.0**-126)
 
+_NUMBERS = ("sizes", "first_receiver", "n_receivers", "n_columns", "n_edges", "n_tiles")
+"""Arguments that no vector depends on: kernels are not compiled anew for multiples of 16."""
+
 
 class SplitHidden(NamedTuple):
     """Hidden values of edges as halves.
@@ -285,7 +288,7 @@ def _write_few(
         k += BLOCKS[b]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_NUMBERS)
 def _outer_halves_kernel(
     inputs,
     sizes,
