@@ -24,6 +24,7 @@ from tests.support.operators import derivatives
 NODES, EDGES = 3, 66
 HIDDEN, MORE_HIDDEN = 64, 144  # in one block, and in two, as in DiffDock
 GRAPH = torch.tensor([0, 0, 60, EDGES]), torch.zeros(EDGES).long()
+ONE_RECEIVER = torch.tensor([0, EDGES])
 KNOTS = Knots(torch.tensor([0.0, 4.0]).double(), torch.tensor([0]).int())
 
 MIXED = TensorProduct.of("2x0e + 1x1o", "1x0e + 1x1o + 1x2e", "2x0e + 1x1o")
@@ -56,7 +57,9 @@ def networks(product: TensorProduct, dtype: torch.dtype, hidden: int = MORE_HIDD
     return derivatives(edge_convolution, (*floats, *GRAPH, product, "mean"), dtype)
 
 
-def contractions(product: TensorProduct, hidden: int = MORE_HIDDEN) -> object:
+def contractions(
+    product: TensorProduct, hidden: int = MORE_HIDDEN, row_ptr: Tensor = GRAPH[0]
+) -> object:
     """Convolve with weights that are applied once per receiver."""
     inputs = EdgeInputs(
         torch.ones(NODES, columns_of(product.node)),
@@ -65,7 +68,7 @@ def contractions(product: TensorProduct, hidden: int = MORE_HIDDEN) -> object:
         GRAPH[1],
     )
     weight = torch.ones(hidden, product.n_weights)
-    return contracted_sums(inputs, weight, weight[0], GRAPH[0], product, "mean")
+    return contracted_sums(inputs, weight, weight[0], row_ptr, product, "mean")
 
 
 def layer_of_network(n_ends: int, dtype: torch.dtype, columns: int = 48) -> object:
@@ -98,6 +101,7 @@ def convolution_calls() -> dict[str, Callable[[], object]]:
         "edge_convolution, uvw": partial(networks, MIXED, single, HIDDEN),
         "edge_convolution, uvu": partial(networks, CHANNELWISE, single, HIDDEN),
         "edge_convolution, many edges": partial(contractions, MIXED),
+        "edge_convolution, more edges": partial(contractions, MIXED, row_ptr=ONE_RECEIVER),
         "edge_network": partial(layer_of_network, 2, single),
         "radial_convolution": partial(tables, CHANNELWISE, single),
     }

@@ -46,15 +46,17 @@ from mlff_triton.kernels.numerics.rounding import loss_of
 _FIELDS = tl.constexpr(6)
 _FILLER = tl.constexpr(FILLER)
 _ROWS = 64  # of receivers and components, of a program
-_WORKSPACE = 2**29
+_WORKSPACE = 2**30
 """Bytes of sums that are kept at a time."""
 _WAVES = 4
 """Programs per multiprocessor, below which rows are split among more programs."""
 
-_FEWEST_EDGES, _MOST_EDGES = 20, 4096
+_FEWEST_EDGES, _MOST_EDGES = 16, 4096
 """Mean numbers of edges per receiver between which this is faster than messages."""
-_WORTHWHILE = 30_000
+_WORTHWHILE = 20_000
 """Number of edges from which this is faster, although it takes more launches."""
+_NUMBERS = ("n_receivers", "n_columns", "n_packed", "n_out", "part_size", "n_parts")
+"""Arguments that no vector depends on: kernels are not compiled anew for multiples of 16."""
 
 
 class _Packed(NamedTuple):
@@ -137,7 +139,7 @@ def _add_block(total, block, scale, K: tl.constexpr, EDGES: tl.constexpr, LOSS: 
     return tl.fma(untruncated(untruncated(block, K, LOSS), EDGES, LOSS), scale, total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_NUMBERS)
 def _contraction_kernel(
     sums,
     packed,
@@ -224,9 +226,10 @@ def contracted_sums(
     per_receiver = plan.n_columns * OuterHalves.bytes_of(width)
     at_once = max(1, min(n_receivers, _WORKSPACE // max(per_receiver, 1)))
     n_parts = _parts_of(plan, at_once, weight)
-    make = weight.new_empty if product.reaches_all else weight.new_zeros
+    n_edges = len(inputs.senders)
+    make = weight.new_empty if product.reaches_all and n_edges else weight.new_zeros
     partial = make(n_parts, n_receivers, product.n_outputs)
-    if not (partial.numel() and plan.n_columns):
+    if not (n_edges and partial.numel() and plan.n_columns):
         return partial[0]
     hidden = split_hidden(inputs.hidden)
     packed = [_pack(weight, bias, jobs.source, width) for jobs in plan.jobs]

@@ -9,7 +9,7 @@ an output for some of its channels; those with as many channels share a launch.
 from __future__ import annotations
 
 from functools import cache
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
 import torch
@@ -49,7 +49,7 @@ class Jobs(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Columns of coupled rows of one launch, int32 on one device.
+    """Columns of coupled rows, int32 on one device, those with most components first.
 
     Attributes
     ----------
@@ -70,14 +70,17 @@ class ContractionPlan(NamedTuple):
 
     Attributes
     ----------
+    columns : Tiles
+        All columns of coupled rows.
     tiles : tuple of Tiles
-        All columns of coupled rows, by number of components of the node's irrep.
+        The same, by number of components of the node's irrep.
     jobs : tuple of Jobs
         All jobs, by number of channels.
     n_columns : int
         Number of columns.
     """
 
+    columns: Tiles
     tiles: tuple[Tiles, ...]
     jobs: tuple[Jobs, ...]
     n_columns: int
@@ -120,14 +123,14 @@ def contraction_plan_of(product: TensorProduct, device: torch.device) -> Contrac
         for channels, table in sorted(tables.items(), reverse=True)
     )
     n_columns = len(columns)
-    columns.sort(key=lambda column: column[1])
+    columns.sort(key=lambda column: -column[1])
     columns += [(0, 0, 0, 0, 0, 0, FILLER)] * (-n_columns % COLUMNS)
-    parts = [columns[start : start + COLUMNS] for start in range(0, len(columns), COLUMNS)]
-    tiles = (
-        Tiles(tensor(list(group), -1, COLUMNS, 7), components)
-        for components, group in groupby(parts, lambda part: max(each[1] for each in part))
-    )
-    return ContractionPlan(tuple(tiles), tuple(jobs), n_columns)
+    ordered = tensor(columns, -1, COLUMNS, 7)
+    components = [column[1] for column in columns[::COLUMNS]]  # of tiles
+    ends = accumulate(len(list(group)) for _, group in groupby(components))
+    tiles = (Tiles(ordered[start:end], components[start]) for start, end in pairwise((0, *ends)))
+    everything = Tiles(ordered, max(components, default=1))
+    return ContractionPlan(everything, tuple(tiles), tuple(jobs), n_columns)
 
 
 def _columns_of(groups: list[Group], out: Irrep, first: int) -> list[tuple[int, ...]]:

@@ -7,6 +7,9 @@ written as halves with a unit for each c, as `mlff_triton.kernels.convolution.co
 them. Coupled rows are halves, too, with a unit for each c and some edges. The largest value of both
 factors is below 2^15, so that the number of edges bounds the sum, and no second pass is needed to
 find its unit.
+
+The sums of a receiver whose edges fit one product are written block after block. Programs then take
+half of the registers, and twice as many run at a time.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.kernels.common.blocks import block_side
+from mlff_triton.kernels.common.hardware import register_limit
 from mlff_triton.kernels.convolution.contraction_plan import COLUMNS, ContractionPlan
 from mlff_triton.kernels.convolution.edge_blocks import EdgeInputs, zeros
 from mlff_triton.kernels.convolution.plan import FILLER
@@ -31,9 +35,14 @@ EDGES = 32
 """Edges of a product."""
 _BLOCK = 64  # hidden values of a product
 _SPLIT_EDGES = 32  # of a program that splits hidden values
+_FEW_REGISTERS = 128
+"""Registers of a thread where receivers have few edges: with more, too few programs run at once."""
 _EXPONENT_BITS = tl.constexpr(0x7F800000)
 _SCALE_BITS = tl.constexpr((2 * 127 - 2 * EXPONENT + 12) << 23)  # products are below 2^30
 _SMALLEST_UNIT = tl.constexpr(2.0**-126)
+
+_NUMBERS = ("sizes", "first_receiver", "n_receivers", "n_columns", "n_edges", "n_tiles")
+"""Arguments that no vector depends on: kernels are not compiled anew for multiples of 16."""
 
 
 class SplitHidden(NamedTuple):
@@ -180,40 +189,24 @@ def _coupled_columns(inputs, sizes, table, edges, COMPONENTS: tl.constexpr, INDE
 
 
 @triton.jit
-def _outer_halves_kernel(
+def _write_many(
     inputs,
     sizes,
     hidden,
-    row_ptr_ptr,
-    columns_ptr,
+    table,
+    rows,
     out,
-    first_receiver,
-    n_receivers,
-    n_columns,
+    first,
+    last,
     n_edges,
-    n_tiles,
     BLOCKS: tl.constexpr,
     K: tl.constexpr,
-    COLUMNS: tl.constexpr,
     COMPONENTS: tl.constexpr,
     EDGES: tl.constexpr,
     INDEX: tl.constexpr,
 ):
-    """Write sums of receivers. Grid: receivers, with some tiles of COLUMNS columns each."""
-    receiver, tile = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
-    first = tl.load(row_ptr_ptr + first_receiver + receiver)
-    last = tl.load(row_ptr_ptr + first_receiver + receiver + 1)
-    columns_ptr += (tile * COLUMNS + tl.arange(0, COLUMNS)[:, None]) * _FIELDS
-    table = (
-        tl.load(columns_ptr),
-        tl.load(columns_ptr + 1),
-        tl.load(columns_ptr + 2),
-        tl.load(columns_ptr + 3),
-    )
-    begin, length, c = tl.load(columns_ptr + 4), tl.load(columns_ptr + 5), tl.load(columns_ptr + 6)
-    row = (begin * n_receivers + receiver * length + c - begin).to(tl.int64)
-    inside = c != _FILLER
-
+    """Write the sums of a receiver with any number of edges."""
+    COLUMNS: tl.constexpr = rows[0].shape[0]
     totals = tl.zeros((COLUMNS,), tl.float32)
     largest = tl.zeros((COLUMNS, 1), tl.float32)
     sums = ()
@@ -234,16 +227,151 @@ def _outer_halves_kernel(
             added += (tl.fma(block, z_unit, sums[b]),)  # type: ignore[assignment]
         sums = added
 
-    tl.store(out[2] + row, totals[:, None], inside)
-    scale = _scale_of(last - first)
     largest = tl.maximum(largest, _SMALLEST_UNIT)
-    tl.store(out[1] + row, largest * inverse(scale), inside)
-    scale *= inverse(largest)
-    pointers = out[0] + row * K
-    low = tl.cast(n_receivers, tl.int64) * n_columns * K
+    scale = _store_scales(out, rows, largest, totals, last - first)
+    k = 0
     for b in tl.static_range(len(BLOCKS)):
-        _store_halves(pointers, sums[b] * scale, inside, low, BLOCKS[b])
-        pointers += sums[b].shape[1]
+        _store_halves(out, rows, sums[b] * scale, k, K)
+        k += BLOCKS[b]
+
+
+@triton.jit
+def _coupled_columns_of_few(
+    inputs, sizes, table, n_components, first, last, EDGES: tl.constexpr, INDEX: tl.constexpr
+):
+    """Return columns of coupled rows of a receiver with few edges, [columns, edges].
+
+    The last edge stands for those after it, so that loads need no mask per edge.
+    """
+    column, width, matrix, stride = table
+    edge = tl.maximum(tl.minimum(first + tl.arange(0, EDGES), last - 1), 0)
+    of_node = tl.load(inputs[2] + edge).to(INDEX)[None, :] * sizes[0] + column
+    of_matrix = edge.to(INDEX)[None, :] * sizes[1] + matrix
+    z = tl.zeros(of_node.shape, tl.float32)
+    for a in range(n_components):
+        mask = a < width
+        x = tl.load(inputs[0] + of_node + a, mask, other=0.0)
+        z += x * tl.load(inputs[1] + of_matrix + a * stride, mask, other=0.0)
+    return tl.where((tl.arange(0, EDGES) < last - first)[None, :], z, 0.0)
+
+
+@triton.jit
+def _write_few(
+    inputs,
+    sizes,
+    hidden,
+    table,
+    n_components,
+    rows,
+    out,
+    first,
+    last,
+    n_edges,
+    BLOCKS: tl.constexpr,
+    K: tl.constexpr,
+    EDGES: tl.constexpr,
+    INDEX: tl.constexpr,
+):
+    """Write the sums of a receiver with EDGES edges at most, one block after another."""
+    z = _coupled_columns_of_few(inputs, sizes, table, n_components, first, last, EDGES, INDEX)
+    edge = tl.arange(0, EDGES)
+    live = edge < last - first
+    of_hidden = tl.load(hidden[1] + first + edge, live, other=0.0)
+    high, low, unit = split_along(z * of_hidden[None, :], 1)
+    scale = _store_scales(out, rows, unit, tl.sum(z, 1), last - first) * unit
+    pointers = hidden[0] + first.to(tl.int64) * K + edge[:, None] * K
+    k = 0
+    for b in tl.static_range(len(BLOCKS)):
+        columns = k + tl.arange(0, BLOCKS[b])[None, :]
+        h = load(pointers + columns, live[:, None], tl.cast(n_edges, tl.int64), K, "halves")
+        _store_halves(out, rows, product((high, low), h, "halves") * scale, k, K)
+        k += BLOCKS[b]
+
+
+@triton.jit(do_not_specialize=_NUMBERS)
+def _outer_halves_kernel(
+    inputs,
+    sizes,
+    hidden,
+    row_ptr_ptr,
+    columns_ptr,
+    out,
+    first_receiver,
+    n_receivers,
+    n_columns,
+    n_edges,
+    n_tiles,
+    BLOCKS: tl.constexpr,
+    K: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    COMPONENTS: tl.constexpr,
+    EDGES: tl.constexpr,
+    FEW: tl.constexpr,
+    INDEX: tl.constexpr,
+):
+    """Write sums of receivers. Grid: receivers, with some tiles of COLUMNS columns each.
+
+    With FEW, most receivers have EDGES edges at most, and take fewer registers.
+    """
+    receiver, tile = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
+    first = tl.load(row_ptr_ptr + first_receiver + receiver)
+    last = tl.load(row_ptr_ptr + first_receiver + receiver + 1)
+    columns_ptr += tile * (COLUMNS * _FIELDS)
+    n_components = tl.load(columns_ptr + 1)  # of the first column, which has most
+    columns_ptr += tl.arange(0, COLUMNS)[:, None] * _FIELDS
+    table = (
+        tl.load(columns_ptr),
+        tl.load(columns_ptr + 1),
+        tl.load(columns_ptr + 2),
+        tl.load(columns_ptr + 3),
+    )
+    begin, length, c = tl.load(columns_ptr + 4), tl.load(columns_ptr + 5), tl.load(columns_ptr + 6)
+    row = begin * n_receivers + receiver * length + c - begin
+    rows = row, c != _FILLER, tl.cast(n_receivers, tl.int64) * n_columns
+    if FEW and last - first <= EDGES:
+        _write_few(
+            inputs,
+            sizes,
+            hidden,
+            table,
+            n_components,
+            rows,
+            out,
+            first.to(tl.int32),
+            last.to(tl.int32),
+            n_edges,
+            BLOCKS,
+            K,
+            EDGES,
+            INDEX,
+        )
+    else:
+        _write_many(
+            inputs,
+            sizes,
+            hidden,
+            table,
+            rows,
+            out,
+            first,
+            last,
+            n_edges,
+            BLOCKS,
+            K,
+            COMPONENTS,
+            EDGES,
+            INDEX,
+        )
+
+
+@triton.jit
+def _store_scales(out, rows, unit, totals, n_edges):
+    """Store units and totals of rows, and return factors by which sums become halves."""
+    row, inside, _ = rows
+    scale = _scale_of(n_edges)
+    tl.store(out[1] + row, unit * inverse(scale), inside)
+    tl.store(out[2] + row, totals[:, None], inside)
+    return scale * inverse(unit)
 
 
 @triton.jit
@@ -254,12 +382,13 @@ def _scale_of(n_edges):
 
 
 @triton.jit
-def _store_halves(pointers, x, mask, distance, N: tl.constexpr):
-    """Store high and low parts of a block of N columns in rows."""
+def _store_halves(out, rows, x, k, K: tl.constexpr):
+    """Store high and low parts of a block of columns from k on, in rows of K."""
+    row, inside, n_rows = rows
     high, low = split(x, "halves")
-    pointers += tl.arange(0, N)[None, :]
-    tl.store(pointers, high, mask)
-    tl.store(pointers + distance, low, mask)
+    pointers = out[0] + row.to(tl.int64) * K + k + tl.arange(0, x.shape[1])[None, :]
+    tl.store(pointers, high, inside)
+    tl.store(pointers + n_rows * K, low, inside)
 
 
 def write_outer_halves(
@@ -273,8 +402,9 @@ def write_outer_halves(
     """Write the sums of receivers from one on, as many as fit ``out``."""
     n_receivers = len(out.units) // plan.n_columns
     elements = max(inputs.node.numel(), inputs.matrices.numel())
+    few = len(inputs.senders) <= EDGES * (len(row_ptr) - 1)
     with torch.cuda.device_of(row_ptr):
-        for tiles in plan.tiles:
+        for tiles in (plan.columns,) if few else plan.tiles:
             _outer_halves_kernel[(n_receivers * len(tiles.columns),)](
                 (inputs.node, inputs.matrices, inputs.senders),
                 inputs.sizes[1:3],
@@ -292,7 +422,9 @@ def write_outer_halves(
                 COLUMNS=COLUMNS,
                 COMPONENTS=tiles.components,
                 EDGES=EDGES,
+                FEW=few,
                 INDEX=tl.int32 if elements < 2**31 else tl.int64,
                 num_warps=4,
                 num_stages=1,
+                **register_limit(_FEW_REGISTERS if few else None),
             )

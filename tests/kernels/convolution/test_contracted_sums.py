@@ -48,6 +48,13 @@ def test_agrees_with_the_reference(product, hidden, reduce, device):
     assert_agrees(inputs(product, [3, 0, 33, 1], hidden, device), product, reduce)
 
 
+@pytest.mark.parametrize(
+    "counts", [[70, 5, 40], [32, 31, 0, 16], [33, 1, 2]], ids=["many", "few", "few but one"]
+)
+def test_receivers_have_few_or_many_edges(counts, device):
+    assert_agrees(inputs(MIXED, counts, 80, device), MIXED)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("hidden", [64, 96, 144, 200, 256])
 def test_sums_are_as_exact_as_those_of_pytorch(hidden, device):
@@ -107,6 +114,15 @@ def test_values_that_are_not_finite_reach_their_receivers_only(value, device):
     assert torch.equal(found[[0, 2]], expected[[0, 2]])
 
 
+def test_receivers_without_edges_do_not_see_those_of_others(device):
+    given = inputs(SMALL, [2, 0, 1], 64, device).to(torch.float32)
+    expected = edge_convolution(*given, SMALL)
+    given.edge_sh[1] = torch.nan
+    found = edge_convolution(*given, SMALL)
+    assert found[0].isnan().all()
+    assert torch.equal(found[1:], expected[1:])
+
+
 def test_nodes_that_send_nothing_have_no_influence(device):
     given = inputs(SMALL, [2, 1], 64, device).to(torch.float32)
     given = given._replace(senders=given.senders.clamp(max=1))
@@ -131,7 +147,10 @@ def test_takes_int32_and_strided_arguments(device):
 
 def test_every_column_of_coupled_rows_has_one_place():
     plan = contraction_plan_of(MIXED, torch.device("cpu"))
-    columns = torch.cat([tiles.columns.flatten(0, 1) for tiles in plan.tiles])
+    columns = torch.cat([tiles.columns for tiles in plan.tiles])
+    assert torch.equal(columns, plan.columns.columns)
+    assert torch.equal(columns[:, 0, 1], columns[:, :, 1].amax(1))
+    columns = columns.flatten(0, 1)
     assert len(columns) % COLUMNS == 0
     places = columns[columns[:, 6] != FILLER, 6]
     assert torch.equal(places.sort()[0], torch.arange(plan.n_columns, dtype=torch.int32))

@@ -141,9 +141,9 @@ def encode_shared(docking: Docking, data: Any, cutoff: Any) -> Encoded:
 def encode_separate(docking: Docking, data: Any, cutoff: Any) -> Encoded:
     """Encode complexes with a layer for each group of edges, as the first release does."""
     model, layers = docking.model, docking.layers
+    receptor, residues, messages = _receptor_in_time(docking, data)
     ligand, cross = _searched(model, data, cutoff)
     atoms = embed_atoms(model.lig_node_embedding, docking.ligand_atoms, _with_time(data["ligand"]))
-    receptor, residues, messages = _receptor_in_time(docking, data)
     back = cross.reversed(len(residues))
     graphs = ligand, cross, receptor, back
     harmonics = [_means(graph)[0] for graph in graphs]
@@ -174,7 +174,7 @@ def encode_separate(docking: Docking, data: Any, cutoff: Any) -> Encoded:
 def _searched(model: Any, data: Any, cutoff: Any) -> tuple[Graph, Graph]:
     """Return the graphs whose edges must be found: those of ligands, and with receptors.
 
-    The host waits for the numbers of edges, so this comes before the layers.
+    The host waits for the numbers of edges, so this comes before layers that need them.
     """
     ligand = ligand_graph(model, data)
     return ligand, cross_graph(model, data, cutoff)
@@ -261,23 +261,26 @@ def keep_receptor(docking: Docking, data: Any, edges: Edges) -> None:
 def _receptor_in_time(docking: Docking, data: Any) -> tuple[Graph, Tensor, Tensor | None]:
     """Return contacts, embedded residues, and what residues send each other in the first layer.
 
-    These messages are computed here if the batch has copies of receptors, once for all copies.
-    Otherwise, they are None. `node_sigma_emb` of the residues is set as usual.
+    The device computes these messages, None without such a layer, while the host queues the search
+    of neighbors. They are computed once for all copies of a receptor. `node_sigma_emb` of the
+    residues is set as usual.
     """
     model, receptor = docking.model, data["receptor"]
     receptor.node_sigma_emb = time_embedding(model, receptor.node_t)
     shared: Receptors | None = getattr(receptor, "shared", None)
+    if shared is not None:
+        alone = shared.data["receptor"]
+        alone.node_sigma_emb = receptor.node_sigma_emb[:1].expand(len(alone.pos), -1)
+    graph, residues = _embedded(docking, data if shared is None else shared.data)
+    messages = None
+    for layer in docking.layers["rec_conv_layers"][:1]:
+        group = _group(model, graph, _means(graph)[0], residues, residues)
+        messages = layer.finish(convolve(docking.operators, layer, [group]), residues)
     if shared is None:
-        return *_embedded(docking, data), None
-    alone = shared.data["receptor"]
-    alone.node_sigma_emb = receptor.node_sigma_emb[:1].expand(len(alone.pos), -1)
-    graph, residues = _embedded(docking, shared.data)
-    layer = docking.layers["rec_conv_layers"][0]
-    group = _group(model, graph, _means(graph)[0], residues, residues)
-    messages = layer.finish(convolve(docking.operators, layer, [group]), residues)
-    rows = shared.contacts
+        return graph, residues, messages
+    rows, index = shared.contacts, shared.residues
     copies = Graph(receptor_edges(data), graph.harmonics[rows], graph.features[rows])
-    return copies, residues[shared.residues], messages[shared.residues]
+    return copies, residues[index], None if messages is None else messages[index]
 
 
 def _embedded(docking: Docking, data: Any) -> tuple[Graph, Tensor]:
