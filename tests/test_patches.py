@@ -12,10 +12,10 @@ ROOT = Path(__file__).parents[1]
 
 EXCEPTIONS = {
     "_common/figures.py": "chooses Matplotlib's way to draw before it is imported",
+    "_common/spawned.py": "sets threads in a process of its own, which computes for another",
     "cli/_streams.py": "gives a command streams that can write any text, and puts them back",
     "cli/bench.py": "imports the benchmarks of a checkout under their name",
     "cli/main.py": "shows warnings in one line while a command runs",
-    "jobs/workers.py": "sets threads in a worker, which is a process of its own",
     "kernels/common/cpu/child.py": "makes empty modules in a process of its own, which compiles",
     "testing/launches.py": "records launches in tests, and puts everything back",
     "testing/tf32.py": "switches TF32 in tests, and puts it back",

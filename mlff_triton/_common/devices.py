@@ -49,3 +49,38 @@ def find_device(name: str | torch.device) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise BackendError(f"there is no usable GPU for {device}: use device='cpu' or 'auto'")
     return device
+
+
+def find_devices(names: str) -> list[torch.device]:
+    """Return the devices of a list of names that are separated by commas, or of a single name.
+
+    Only the CPU may be named repeatedly: each time stands for a process.
+
+    Raises
+    ------
+    InputError
+        If a name is unknown or "auto" is in a list, a GPU is named twice, or a list has both the
+        CPU and GPUs, whose results differ in the last bits.
+    BackendError
+        If this machine has no such device.
+
+    Examples
+    --------
+    >>> find_devices("cpu,cpu")
+    [device(type='cpu'), device(type='cpu')]
+    """
+    if "," not in names:
+        return [find_device(names)]
+    found: list[torch.device] = []
+    for name in names.split(","):
+        if name == "auto":
+            raise InputError(f"device={names!r}: 'auto' stands alone, so name each device")
+        device = find_device(name)
+        if device.type == "cuda":
+            device = torch.device("cuda", device.index or 0)
+            if device in found:
+                raise InputError(f"device={names!r} has {device} twice: name each GPU once")
+        found.append(device)
+    if len({device.type for device in found}) > 1:
+        raise InputError(f"device={names!r} has the CPU and GPUs: use either")
+    return found

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from mlff_triton.jobs.job import Progress
 
 ManyDevicesOption = Annotated[
-    str, typer.Option(help="Device: auto (all GPUs if there are any), cpu, cuda or cuda:1.")
+    str,
+    typer.Option(help="Device: auto (all GPUs if there are any), cpu, cuda:1 or cuda:0,cuda:1."),
 ]
 WorkersOption = Annotated[
     int | None,

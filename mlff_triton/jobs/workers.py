@@ -8,27 +8,22 @@ done. Neither binds workers to devices.
 from __future__ import annotations
 
 import os
-import signal
-import sys
 import threading
 import traceback
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import BrokenExecutor, Future
-from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
+from mlff_triton._common.spawned import Spawned
 from mlff_triton._common.text import first_line
 from mlff_triton.errors import InputError
 
 TASKS_PER_WORKER = 3  # at hand: one that it computes, one to go on with, one that waits for others
 
 MOST_WORKERS = 64  # of a machine with at most as many cores; others have one per core
-
-PATIENCE = 10.0  # seconds in which a process without a task must end
 
 Self = TypeVar("Self")
 
@@ -184,7 +179,7 @@ class _Lane:
         self._queue: SimpleQueue[tuple[Future[Done], Any] | None] = SimpleQueue()
         self._pending: set[Future[Done]] = set()
         self._thread: threading.Thread | None = None
-        self._process: BaseProcess | None = None
+        self._process: Spawned | None = None
         self._is_stopped = False
 
     @property
@@ -213,17 +208,14 @@ class _Lane:
 
     def _serve(self) -> None:
         """Give tasks to the process, and start another one if it dies."""
-        _block_interrupts()
-        pipe: Connection | None = None
         while (item := self._queue.get()) is not None and not self._is_stopped:
             future, content = item
             try:
-                pipe = pipe or self._start()
-                pipe.send(content)
-                done, trace = pipe.recv()
+                process = self._process = self._process or self._started()
+                process.pipe.send(content)
+                done, trace = process.pipe.recv()
             except (EOFError, OSError) as error:
-                self._end(pipe)
-                pipe = None
+                self._end()
                 future.set_exception(BrokenExecutor(first_line(error)))
             except Exception as error:  # noqa: BLE001 - raised by `result`
                 future.set_exception(error)
@@ -233,32 +225,20 @@ class _Lane:
                     future.set_exception(done)
                 else:
                     future.set_result(done)
-        self._end(pipe)
+        self._end()
 
-    def _start(self) -> Connection:
-        """Start the process, and return the pipe to it."""
-        context = get_context("spawn")
-        ours, theirs = context.Pipe()
-        arguments = theirs, self._work, self._device, self._threads
-        process = context.Process(target=_obey, args=arguments, daemon=True)
-        process.start()
-        theirs.close()
-        self._process = process
-        return ours
+    def _started(self) -> Spawned:
+        return Spawned(_obey, (self._work, self._device), self._threads)
 
-    def _end(self, pipe: Connection | None) -> None:
-        """Wait for the process, which ends when the pipe is closed."""
-        if pipe is not None:
-            pipe.close()
+    def _end(self) -> None:
+        """End the process, if there is one."""
         if self._process is not None:
-            self._process.join(PATIENCE)
-            self._process.kill()
-            self._process.join()
+            self._process.end()
             self._process = None
 
 
 def devices_of(device: str) -> list[str]:
-    """Return the devices of a name: all GPUs for "auto", if there are any, and for "all".
+    """Return the devices of names: all GPUs for "auto", if there are any, and for "all".
 
     Raises
     ------
@@ -267,12 +247,12 @@ def devices_of(device: str) -> list[str]:
     """
     import torch
 
-    from mlff_triton._common.devices import find_device
+    from mlff_triton._common.devices import find_device, find_devices
 
     if device == "all" or (device == "auto" and torch.cuda.is_available()):
         find_device("cuda")
         return [f"cuda:{k}" for k in range(torch.cuda.device_count())]
-    return [str(find_device(device))]
+    return [str(found) for found in find_devices(device)]
 
 
 def local_pool(
@@ -288,7 +268,7 @@ def local_pool(
     work : Work
         The computation.
     device : str
-        "auto" (all GPUs if there are any), "all", "cpu", "cuda", "cuda:1" and so on.
+        "auto" (all GPUs if there are any), "all", "cpu", "cuda:1", "cuda:0,cuda:1" and so on.
     workers : int, optional
         Number of processes, which share the devices; by default, one per device, or this process
         for a single one.
@@ -335,12 +315,8 @@ def compute(work: Work, device: str, content: Any) -> Done:
     return done._replace(warnings=tuple(found))
 
 
-def _obey(pipe: Connection, work: Work, device: str, threads: int) -> None:
+def _obey(pipe: Connection, work: Work, device: str) -> None:
     """Compute the tasks that come through a pipe, until it is closed."""
-    if "torch" in sys.modules:  # imported by the user's script
-        sys.modules["torch"].set_num_threads(threads)
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:
             answer: tuple[Any, str] = compute(work, device, pipe.recv()), ""
@@ -349,18 +325,3 @@ def _obey(pipe: Connection, work: Work, device: str, threads: int) -> None:
         except Exception as error:  # noqa: BLE001 - raised where the task came from
             answer = error, traceback.format_exc()
         pipe.send(answer)
-
-
-def _block_interrupts() -> None:
-    """Keep Ctrl-C from this thread, and from the processes that it starts, at any time."""
-    if sys.platform != "win32":
-        resource_tracker.ensure_running()  # whose start would unblock them again
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-
-
-def _end_with_parent() -> None:
-    """End this process when the one that started it ends."""
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
