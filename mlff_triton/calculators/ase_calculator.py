@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,17 @@ class TensorNetCalculator(Calculator):
             prediction = self.session.evaluate_many(self._systems(chunk))
             results += _results(chunk, prediction)
         return results
+
+    def maker(self, device: str) -> Callable[[], TensorNetCalculator]:
+        """Return a function that makes this calculator on another device, and can be pickled."""
+        model, _, dtype, backend, _, skin = self.session.engine.recipe
+        return partial(
+            TensorNetCalculator, model, device=device, dtype=dtype, backend=backend, skin=skin
+        )
+
+    def check_many(self, systems: Sequence[Atoms]) -> None:
+        """Raise or warn as `dynamics` does of invalid or implausible systems, and do no more."""
+        self.session.batch_of(self._systems(systems))
 
     def dynamics(self, systems: Sequence[Atoms]) -> Dynamics | None:
         """Prepare systems to be moved without ASE, as `mlff_triton.dynamics.Simulation` does.

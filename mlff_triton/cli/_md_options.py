@@ -47,6 +47,10 @@ ExchangeEvery = Annotated[
         help="Steps between exchanges of temperatures; 0 for none.", rich_help_panel=SYSTEMS
     ),
 ]
+Devices = Annotated[
+    str,
+    typer.Option(help="auto, cpu, cuda or cuda:1; cuda:0,cuda:1 and so on share the systems."),
+]
 Pressure = Annotated[
     list[float],
     typer.Option(help="In bar, for npt, once or once per stage.", rich_help_panel=STAGES),

@@ -20,7 +20,6 @@ from mlff_triton.cli._md_checks import (
 )
 from mlff_triton.cli._shared import (
     ChargeOption,
-    DeviceOption,
     DtypeOption,
     FixOption,
     ModelOption,
@@ -43,6 +42,7 @@ EXAMPLES = (
     "mlff-triton md ethanol.xyz --temperature 300 --steps 20000",
     "mlff-triton md water.pdb --minimize --ensemble nvt --steps 4000 --ensemble npt --steps 40000",
     "mlff-triton md peptide.pdb --replicas 8 --temperature 300:450 --exchange-every 200",
+    "mlff-triton md peptide.pdb --replicas 256 --device cuda:0,cuda:1",
     "mlff-triton md slab.cif --fix 'z<5' --out slab",
     "mlff-triton md --restart md/restart.npz --extend 20000",
 )
@@ -77,7 +77,7 @@ def md(
     fix: FixOption = None,
     charge: ChargeOption = None,
     no_pbc: NoPbcOption = False,
-    device: DeviceOption = "auto",
+    device: options.Devices = "auto",
     dtype: DtypeOption = "float32",
     threads: options.Threads = None,
     out: options.Out = Path("md"),
@@ -141,7 +141,8 @@ def md(
 def _make_calculator(recipe: dict[str, str]) -> TensorNetCalculator:
     from mlff_triton.calculators import TensorNetCalculator
 
-    return TensorNetCalculator(recipe["model"], device=recipe["device"], dtype=recipe["dtype"])
+    first = recipe["device"].partition(",")[0]
+    return TensorNetCalculator(recipe["model"], device=first, dtype=recipe["dtype"])
 
 
 def _read(
@@ -169,16 +170,20 @@ def _start(
     """Set up a new run. Inexpensive checks come first, before the model is loaded."""
     from mlff_triton.dynamics import Simulation
     from mlff_triton.dynamics.conditions import check_ensembles
+    from mlff_triton.dynamics.division import check_devices
     from mlff_triton.dynamics.outputs import check_directory
 
     check_ensembles(systems, settings)
     check_directory(out, overwrite)
+    check_devices(recipe["device"], len(systems))
     calculator = _make_calculator(recipe)
     screen(systems, names, calculator)
     engine = calculator.session.engine
     device = engine.device.type if recipe["device"] == "auto" else recipe["device"]
     recipe = recipe | {"device": device, "weights": engine.weights}
-    return Simulation.start(systems, calculator, settings, out, overwrite=overwrite, recipe=recipe)
+    return Simulation.start(
+        systems, calculator, settings, out, overwrite=overwrite, recipe=recipe, device=device
+    )
 
 
 def _resume(restart: Path, extend: int | None, given: dict[str, Any]) -> Simulation:
@@ -208,17 +213,21 @@ def _resume(restart: Path, extend: int | None, given: dict[str, Any]) -> Simulat
             "model, or start a new run"
         )
     return Simulation.resume(
-        snapshot, calculator, restart.parent, trajectory=given.get("trajectory")
+        snapshot,
+        calculator,
+        restart.parent,
+        trajectory=given.get("trajectory"),
+        device=snapshot.recipe["device"],
     )
 
 
 def _on_device(snapshot: Snapshot, restart: Path, device: str | None) -> Snapshot:
-    """Return a snapshot that continues on a device; by default, on the kind it comes from."""
-    from mlff_triton._common.devices import find_device
+    """Return a snapshot that continues on devices; by default, on those it comes from."""
+    from mlff_triton._common.devices import find_devices
 
     before = snapshot.recipe["device"]
     try:
-        found = find_device(device or before)
+        found = find_devices(device or before)
     except BackendError as error:
         if device is not None:
             raise
@@ -228,12 +237,12 @@ def _on_device(snapshot: Snapshot, restart: Path, device: str | None) -> Snapsho
         ) from error
     if device is None:
         return snapshot
-    if found.type != before.partition(":")[0]:
+    if found[0].type != before.partition(",")[0].partition(":")[0]:
         plain_console().print(
             f"continues with --device {device} instead of {before}: the last bits differ from "
             "those of an uninterrupted run"
         )
-    return replace(snapshot, recipe=snapshot.recipe | {"device": str(found)})
+    return replace(snapshot, recipe=snapshot.recipe | {"device": ",".join(map(str, found))})
 
 
 def _run_and_report(simulation: Simulation) -> None:

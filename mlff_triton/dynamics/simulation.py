@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from mlff_triton._common.files import reported
 from mlff_triton.dynamics import outputs
 from mlff_triton.dynamics.bonds import Bonds
 from mlff_triton.dynamics.conditions import conditions_of
+from mlff_triton.dynamics.division import DeviceProcesses, divide
 from mlff_triton.dynamics.exchange import counted, exchange
 from mlff_triton.dynamics.failures import Failure, describe, find_failure
 from mlff_triton.dynamics.formats import change_format, write_topologies
@@ -52,8 +53,9 @@ class Simulation:
 
     Create a simulation with `start` or `resume`, then call `run`. With our calculator on a GPU, all
     steps run there, and systems are computed in one batch. With any other calculator, they run on
-    the host. Results depend neither on the number of systems nor on interruptions. The directory is
-    locked from `start` or `resume` to the end of `run`.
+    the host. Several devices divide the systems, each in a process of its own. Results depend
+    neither on the number of systems or devices nor on interruptions. The directory is locked from
+    `start` or `resume` to the end of `run`.
 
     Attributes
     ----------
@@ -78,7 +80,12 @@ class Simulation:
     """
 
     def __init__(
-        self, snapshot: Snapshot, calculator: Calculator, directory: Path, lock: DirectoryLock
+        self,
+        snapshot: Snapshot,
+        calculator: Calculator,
+        directory: Path,
+        lock: DirectoryLock,
+        division: DeviceProcesses | None = None,
     ) -> None:
         self.systems = snapshot.systems
         for atoms in self.systems:
@@ -92,6 +99,7 @@ class Simulation:
         self.bonds = snapshot.bonds
         self.exchanges = snapshot.exchanges
         self._calculator = calculator
+        self._division = division
         self._recipe = snapshot.recipe
         self._state = snapshot.state
         self._reached = snapshot.state.step
@@ -109,6 +117,7 @@ class Simulation:
         *,
         overwrite: bool = False,
         recipe: dict[str, str] | None = None,
+        device: str | None = None,
     ) -> Simulation:
         """Set up a new run. Nothing is written unless the energies of the structures are finite.
 
@@ -128,6 +137,9 @@ class Simulation:
             If True, remove the files of an earlier run from the directory.
         recipe : dict of str, optional
             The caller's own record of how to make the calculator, stored in the restart file.
+        device : str, optional
+            Devices that divide the systems, such as "cuda:0,cuda:1", if the calculator is ours; by
+            default, the calculator moves all of them on its own.
 
         Returns
         -------
@@ -137,12 +149,14 @@ class Simulation:
         ------
         InputError
             If a structure does not suit the settings, has a constraint that does more than fix
-            atoms, or has an energy that is not finite.
+            atoms, or has an energy that is not finite, or if devices cannot divide the systems.
         OutputError
             If the directory is not empty, another run writes to it, or it cannot be written.
         """
         folder = Path(directory)
         outputs.check_directory(folder, overwrite)
+        count = 1 if isinstance(atoms, Atoms) else len(atoms)
+        division = divide(calculator, device, count)
         systems, settings = take_systems(atoms, calculator, settings)
         snapshot = Snapshot(
             settings=settings,
@@ -159,7 +173,7 @@ class Simulation:
             outputs.clear_directory(folder)
             write_topologies(folder, settings, systems)
             save_restart(snapshot, folder / outputs.RESTART)
-            return cls(snapshot, calculator, folder, lock)
+            return cls(snapshot, calculator, folder, lock, division)
 
     @classmethod
     def resume(
@@ -169,6 +183,7 @@ class Simulation:
         directory: str | Path,
         *,
         trajectory: str | None = None,
+        device: str | None = None,
     ) -> Simulation:
         """Continue a run in its own directory, without the records written after the snapshot.
 
@@ -183,6 +198,8 @@ class Simulation:
             Directory of the run.
         trajectory : {"xyz", "dcd", "xtc"}, optional
             Another format, in which trajectories go on in new files beside the old ones.
+        device : str, optional
+            As for `start`; it may differ from that of the start.
 
         Returns
         -------
@@ -191,17 +208,19 @@ class Simulation:
         Raises
         ------
         InputError
-            If the other format does not suit the systems, or holds an earlier part of the run.
+            If the other format does not suit the systems, or holds an earlier part of the run, or
+            if devices cannot divide the systems.
         OutputError
             If another run writes to the directory, or files of the run are missing or shorter than
             at the time of the snapshot. Nothing is modified then.
         """
         folder = Path(directory)
+        division = divide(calculator, device, len(snapshot.systems))
         lock = DirectoryLock(folder)
         with lock.kept():
             if trajectory not in (None, snapshot.settings.trajectory):
                 snapshot = change_format(snapshot, folder, trajectory)
-            simulation = cls(snapshot, calculator, folder, lock)
+            simulation = cls(snapshot, calculator, folder, lock, division)
             # First, as it fits the files either way
             save_restart(snapshot, simulation.restart_path)
             simulation._records.cut()
@@ -269,7 +288,7 @@ class Simulation:
             valid.
         """
         self._pace = Pace(block)
-        with self._lock:
+        with self._lock, self._division or nullcontext():
             try:
                 return self._run(monitor or Monitor(), should_stop)
             except DeviceMemoryError as error:
@@ -280,12 +299,18 @@ class Simulation:
                 self._records.flush()
         raise self._memory_error(reason)  # out here, where the first error keeps nothing alive
 
+    def _make_dynamics(self) -> Dynamics:
+        """Return what moves the systems: processes, or the calculator here."""
+        if self._division is not None:
+            return self._division.dynamics(self.systems, self.settings.threads)
+        return make_dynamics(self.systems, self._calculator, self.settings.threads)
+
     def _run(self, monitor: Monitor, should_stop: Callable[[], bool]) -> bool:
         if not self.is_prepared and not self._prepare(monitor, should_stop):
             return False
         if self.is_complete:
             return True
-        self._dynamics = make_dynamics(self.systems, self._calculator, self.settings.threads)
+        self._dynamics = self._make_dynamics()
         try:
             for span in self.settings.spans:
                 if self.step < span.stop and not self._run_span(span, monitor, should_stop):
@@ -310,7 +335,7 @@ class Simulation:
 
     def _minimize(self, monitor: Monitor, should_stop: Callable[[], bool]) -> bool:
         """Minimize all systems; return False if told to stop before the end."""
-        dynamics = make_dynamics(self.systems, self._calculator, self.settings.threads)
+        dynamics = self._make_dynamics()
         with self._explained(dynamics):
             for progress in minimize(self.systems, dynamics, self._pace):
                 self.minimization = progress
@@ -430,11 +455,13 @@ class Simulation:
         )
 
     def _memory_error(self, reason: str) -> DeviceMemoryError:
-        """Return an error that says how many systems fit the memory of the GPU."""
+        """Return an error that says how many systems fit the memory of the GPUs."""
         span = self.settings.span_of(self.step)
+        n_devices = self._division.n_devices if self._division else 1
 
         def attempt(count: int) -> None:
-            systems, temperatures = self.systems[:count], self.temperatures[:count]
+            share = -(-count // n_devices)
+            systems, temperatures = self.systems[:share], self.temperatures[:share]
             conditions = conditions_of(self.settings, span, systems, temperatures)
             dynamics = make_dynamics(systems, self._calculator)
             dynamics.begin(state_of(systems), conditions, is_continued=False)

@@ -78,6 +78,8 @@ class Engine:
         Structures that the model was trained for, if they are recorded.
     has_charges : bool
         True if the model predicts partial charges.
+    recipe : tuple
+        Arguments from which an equal engine is made, in order.
     is_local : bool
         True if atoms depend only on others within a few cutoffs. Charges depend on all atoms.
 
@@ -136,7 +138,7 @@ class Engine:
         self.known_domain = domain_of(hashes)
         # Files may change or move, so that only names of shipped models last.
         lasting = model if isinstance(model, str) and is_shipped(model) else copy.deepcopy(loaded)
-        self._recipe = lasting, device, dtype, backend, precision, skin
+        self.recipe = lasting, device, dtype, backend, precision, skin
         self.uses_charge = loaded.uses_charge
         self.has_charges = loaded.has_charges
         self.is_local = loaded.is_local
@@ -150,7 +152,7 @@ class Engine:
         self.lock = ForkLock(self.device.type == "cuda")
 
     def __reduce__(self) -> tuple[type[Engine], tuple[object, ...]]:
-        return Engine, self._recipe
+        return Engine, self.recipe
 
     def _make_steps(self, model: TensorNet, precision: str, skin: float | None) -> Steps:
         on_host = HOST_SKIN if skin is None else skin

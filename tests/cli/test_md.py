@@ -80,6 +80,11 @@ WRONG = {
     "charge": (("ethanol.xyz", "--charge", "0.5"), "Invalid value for '--charge'"),
     "dtype": (("ethanol.xyz", "--dtype", "float16"), "use one of float32, float64"),
     "device": (("ethanol.xyz", "--device", "gpu"), "use 'auto', 'cpu' or 'cuda'"),
+    "devices": (("ethanol.xyz", "--device", "cpu,cpu"), "2 devices cannot share 1 simulation"),
+    "some device": (
+        ("ethanol.xyz", "--replicas", "2", "--device", "cpu,gpu"),
+        "device='gpu' is unknown: use 'auto', 'cpu' or 'cuda'",
+    ),
     "option": (("ethanol.xyz", "--presure", "3"), "No such option: --presure"),
     "another": (("ethanol.xyz", "more.xyz"), "there is no structure 'more.xyz'"),
     "replicas": (("ethanol.xyz", "--replicas", "0"), "--replicas must be 1 to 100,000, not 0"),
@@ -195,34 +200,57 @@ def test_a_cell_can_be_dropped(run, model):
         assert (code, "--no-pbc contradicts" in err) == ((2, True) if is_periodic else (0, False))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_continues_exactly(run, model, number):
-    plan = ("--ensemble", "nvt", "--ensemble", "nve", "--steps", 50, "--every", 7)
-    arguments = [str(a) for a in short(model, *plan, "--out", "broken")]
+def interrupted(number, arguments, log):
+    """Send a signal to all processes of a command once it has logged some steps, as Ctrl-C does."""
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(Path(mlff_triton.__file__).parents[1]),
     }
     process = subprocess.Popen(  # noqa: S603
-        [sys.executable, "-c", "from mlff_triton.cli.main import main; main()", *arguments],
+        [
+            *(sys.executable, "-c", "from mlff_triton.cli.main import main; main()"),
+            *map(str, arguments),
+        ],
         env=environment,
+        start_new_session=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    log = Path("broken/log.csv")
     while process.poll() is None and not (log.exists() and log.read_text().count("\n") > 4):
         time.sleep(0.01)
-    process.send_signal(number)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "")
+    return out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_continues_exactly(run, model, number):
+    plan = ("--ensemble", "nvt", "--ensemble", "nve", "--steps", 50, "--every", 7)
+    out = interrupted(number, short(model, *plan, "--out", "broken"), Path("broken/log.csv"))
     assert "mlff-triton md --restart broken/restart.npz" in out
     assert Path("broken/summary.png").exists()
 
     assert run("md", "--restart", "broken/restart.npz")[0] == 0
     assert run(*short(model, *plan, "--out", "unbroken"))[0] == 0
     assert contents("broken") == contents("unbroken")
+
+
+def test_devices_share_replicas_also_after_an_interruption(run, model):
+    plan = ("--replicas", 3, "--steps", 60, "--threads", 1, "--temperature", "300:330")
+    divided = (*short(model, *plan), "--device", "cpu,cpu", "--out", "broken")
+    out = interrupted(signal.SIGINT, divided, Path("broken/log-000.csv"))
+    assert "stopped at step" in out
+    assert recipe_of("broken")["device"] == "cpu,cpu"
+    assert run("md", "--restart", "broken/restart.npz")[0] == 0
+    assert run(*short(model, *plan, "--out", "whole"))[0] == 0
+    for path in Path("whole").glob("*.csv"):
+        assert (Path("broken") / path.name).read_bytes() == path.read_bytes()
 
 
 def recipe_of(directory: str) -> dict[str, str]:

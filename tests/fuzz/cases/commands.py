@@ -61,6 +61,7 @@ FILES = (
 )
 WORDS = (
     *("auto", "cpu", "cuda", "cuda:99", "mps", "float32", "float64", "float16", "nve", "nvt"),
+    *("cpu,cpu", "cpu,", "cuda:0,cuda:0", "auto,cpu"),
     *("npt", "local", "all", "zip", "BLOSUM62", "Hartree", "langevin", "rescaling", "dcd", "xtc"),
     *("true", "N", "X", "", " ", "-", "--", "--help", "\x1b[31m", "é", "\udc80", "a,b", "nan"),
 )
@@ -82,6 +83,7 @@ SIMULATION: dict[str, tuple[str, ...]] = {  # options of simulations, and values
     "--log-every": ("1", "2"),
     "--seed": ("1", "9223372036854775807"),
     "--replicas": ("1", "2"),
+    "--device": ("cpu", "cpu,cpu"),
     "--exchange-every": ("0", "1", "2"),
     "--trajectory": ("xyz", "dcd", "xtc"),
     "--minimize": (),
