@@ -31,7 +31,7 @@ from benchmarks.lab.schema import RESULTS, Results, make_row
 from benchmarks.systems.models import CHECKOUT
 from mlff_triton import TensorNetCalculator
 from mlff_triton._common.timing import Timing, environment
-from mlff_triton.statics.single_points import extended_xyz
+from mlff_triton.statics.result_text import extended_xyz
 
 BENCH = "predict"
 NAMES = ("H2O", "CH3OH", "CH3CH2OH", "C6H6", "CH3COOH", "CH3CONH2", "C4H4NH", "trans-butane")

@@ -222,7 +222,7 @@ def write_xyz(path: Path, images: Sequence[Atoms], own: Sequence[Mapping[str, An
 
     ``own`` is information of the package about each structure.
     """
-    from mlff_triton.statics.single_points import extended_xyz
+    from mlff_triton.statics.result_text import extended_xyz
 
     replace_file(path, extended_xyz(images, own))
     plain_console().print(f"wrote {path}")

@@ -30,12 +30,8 @@ from mlff_triton.jobs.tables import OF_ITEMS, concatenated, pack, writer_of
 from mlff_triton.jobs.workers import Done
 from mlff_triton.model.prediction import members_of
 from mlff_triton.statics.inputs import XYZ, Piece, find_files, tasks_of, without_output
-from mlff_triton.statics.single_points import (
-    extended_xyz,
-    plain_charge,
-    plain_info,
-    with_results,
-)
+from mlff_triton.statics.result_text import Shown, text_of
+from mlff_triton.statics.single_points import plain_charge, plain_info
 
 ERROR = "error"  # name of the message of a structure that has no results
 COUNTS = "n_atoms"
@@ -282,16 +278,14 @@ def _warn(rows: list[Row]) -> int:
 
 def xyz_of(rows: list[Row]) -> bytes:
     """Return rows as extended XYZ; errors are in the comment."""
-    images = []
+    frames = []
     for row in rows:
-        if row.results is not None:
-            images.append(with_results(row.atoms, row.results))
-        else:
-            images.append(row.atoms)
+        if row.results is None:
             numbers = row.atoms.numbers
             numbers[(numbers < 0) | (numbers >= len(chemical_symbols))] = 0  # which ASE calls X
-    own = [{ERROR: row.error or None, UNKNOWN: row.remarks.chemistry or None} for row in rows]
-    return extended_xyz(images, own)
+        own = {ERROR: row.error or None, UNKNOWN: row.remarks.chemistry or None}
+        frames.append(Shown(row.atoms, row.results or {}, own))
+    return text_of(frames)
 
 
 def columns_of(rows: list[Row], has_record: bool, has_charges: bool) -> dict[str, NDArray[Any]]:

@@ -12,7 +12,7 @@ from mlff_triton._common.figures import figure_class
 from mlff_triton._common.files import replace_file, reported
 from mlff_triton.dynamics.trajectories.append_only import AppendOnlyFile
 from mlff_triton.statics.relaxation import RelaxationStep
-from mlff_triton.statics.single_points import extended_xyz, with_results
+from mlff_triton.statics.result_text import extended_xyz, with_results
 
 TRAJECTORY = "trajectory.xyz"
 FINAL = "final.xyz"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -10,18 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from ase import Atoms
-from ase.calculators.singlepoint import SinglePointCalculator
-from ase.io.extxyz import write_extxyz
 
 from mlff_triton.calculators import TensorNetCalculator
 from mlff_triton.calculators._screening import labeled
 from mlff_triton.calculators._total_charge import CHARGE, noted_charge, total_charge
 from mlff_triton.dynamics.structures import SHIPPED, checked, read_images, read_structure
-from mlff_triton.dynamics.trajectories.comment import to_json, with_info
+from mlff_triton.dynamics.trajectories.comment import to_json
 from mlff_triton.errors import InputError, MlffTritonError
+from mlff_triton.statics.result_text import with_results
 
 IMAGES_PER_CALL = 512  # between two reports of progress
-WRITTEN = ("energy", "forces", "stress", "charges", "dipole")
 
 
 def read_frames(source: str | Path, *, periodic: bool = True) -> list[Atoms]:
@@ -119,41 +116,6 @@ def compute_all(
             raise error from None
         for atoms, result in zip(images[part], results, strict=True):
             yield with_results(atoms, result)
-
-
-def with_results(atoms: Atoms, results: Mapping[str, Any]) -> Atoms:
-    """Return a copy of a structure with those results that are written to files."""
-    kept: Atoms = atoms.copy()
-    kept.set_constraint()
-    shown = {key: results[key] for key in WRITTEN if key in results}
-    kept.calc = SinglePointCalculator(kept, **shown)
-    return kept
-
-
-def extended_xyz(images: Sequence[Atoms], own: Sequence[Mapping[str, Any]] = ()) -> bytes:
-    """Return the text of a file in extended XYZ, with the results of structures.
-
-    Parameters
-    ----------
-    images : sequence of Atoms
-        Structures with their results.
-    own : sequence of mappings, optional
-        Information of the package about each structure, which precedes their own.
-
-    Returns
-    -------
-    bytes
-        The text. ASE reads all information back as it was: see `comment`.
-    """
-    text = io.StringIO()
-    for atoms, values in zip(images, own or [{}] * len(images), strict=True):
-        bare = atoms.copy()
-        bare.info, bare.calc = {}, atoms.calc
-        frame = io.StringIO()
-        write_extxyz(frame, [bare])
-        count, comment, rows = frame.getvalue().split("\n", 2)
-        text.write(f"{count}\n{with_info(comment, atoms.info, values)}\n{rows}")
-    return text.getvalue().encode()
 
 
 def _name_the_culprit(

@@ -19,7 +19,8 @@ from ase.calculators.calculator import PropertyNotImplementedError
 
 from mlff_triton import Ensemble, TensorNetCalculator
 from mlff_triton.errors import InputError
-from mlff_triton.statics.single_points import compute_all, extended_xyz
+from mlff_triton.statics.result_text import extended_xyz
+from mlff_triton.statics.single_points import compute_all
 from mlff_triton.testing import (
     assert_close,
     check_calculator,

@@ -12,15 +12,13 @@ import numpy.typing as npt
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms
-from ase.data import chemical_symbols
 
+from mlff_triton.dynamics.trajectories.atom_lines import atom_lines
 from mlff_triton.dynamics.trajectories.comment import with_info
-from mlff_triton.dynamics.trajectories.fixed_point import FIELD, fits, fixed_point
 from mlff_triton.dynamics.trajectories.frame import Frame
 from mlff_triton.dynamics.trajectories.trajectory_file import TrajectoryFile
 
 FORMATS = {"i": "%8d", "b": " %.1s"}  # by the kind of an array; texts have another
-SYMBOLS = np.array([symbol.ljust(2) for symbol in chemical_symbols], "S2")
 
 
 class ExtendedXYZTrajectory(TrajectoryFile):
@@ -40,8 +38,7 @@ class ExtendedXYZTrajectory(TrajectoryFile):
         if frame.masses is not None:
             columns.append(frame.masses[:, None])
         values = np.concatenate(columns, axis=1)
-        symbols = SYMBOLS[frame.numbers]
-        rows = _table(symbols, values) if fits(values) else _wide_table(symbols, values)
+        rows = atom_lines(frame.numbers, values)
         words = [*frame.labels.values(), *([] if frame.fixed is None else [~frame.fixed])]
         if words:
             lines = zip(rows.splitlines(), self._ends_of(words), strict=True)
@@ -86,21 +83,3 @@ def _comment(frame: Frame) -> str:
     ase.io.write(text, atoms, format="extxyz", columns=columns)
     own = {"step": frame.step, "time_ps": frame.time_ps, "stage": frame.stage}
     return with_info(text.getvalue().split("\n")[1], frame.info, own)
-
-
-def _table(symbols: npt.NDArray[np.bytes_], values: npt.NDArray[np.float64]) -> bytes:
-    """Format one line per atom."""
-    line = [("symbol", "S2"), ("values", FIELD, (values.shape[1],)), ("end", "S1")]
-    rows = np.empty(len(values), np.dtype(line))
-    rows["symbol"] = symbols
-    fixed_point(values, rows["values"])
-    rows["end"] = b"\n"
-    return rows.tobytes()
-
-
-def _wide_table(symbols: npt.NDArray[np.bytes_], values: npt.NDArray[np.float64]) -> bytes:
-    """Format one line per atom, with numbers of any size."""
-    return b"".join(
-        symbol + b"".join(b" %16.8f" % value for value in row) + b"\n"
-        for symbol, row in zip(symbols.tolist(), values.tolist(), strict=True)
-    )

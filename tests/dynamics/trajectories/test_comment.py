@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as arrays
 from mlff_triton.dynamics.trajectories.comment import OTHER, RESERVED, to_json
 from mlff_triton.dynamics.trajectories.extended_xyz import ExtendedXYZTrajectory
 from mlff_triton.dynamics.trajectories.frame import Frame
-from mlff_triton.statics.single_points import extended_xyz
+from mlff_triton.statics.result_text import extended_xyz
 
 ODD_KEYS = (
     "",

@@ -12,7 +12,7 @@ from ase import Atoms
 
 from mlff_triton import predict_files
 from mlff_triton.dynamics.trajectories.comment import OTHER, RESERVED, equals, to_json
-from mlff_triton.statics.single_points import extended_xyz, with_results
+from mlff_triton.statics.result_text import extended_xyz, with_results
 from tests.fuzz.damage import STRINGS, choice, damaged, extreme
 from tests.fuzz.kind import Facts, Finding, Kind
 from tests.support.checkpoints import save_tiny_model

@@ -1,0 +1,130 @@
+"""Structures and their results as extended XYZ, many at once: the bytes that ASE writes."""
+
+from __future__ import annotations
+
+import io
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from ase import Atoms
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.io.extxyz import write_extxyz
+
+from mlff_triton.dynamics.trajectories.atom_lines import lines_of_many
+from mlff_triton.dynamics.trajectories.comment import with_info
+
+WRITTEN = ("energy", "forces", "stress", "charges", "dipole")
+COLUMNS = {"forces": "forces:R:3", "charges": "charge:R:1"}  # results of atoms
+PLAIN = {"numbers", "positions"}  # arrays of atoms that need no writer of ASE
+MATRIX = [0, 5, 4, 5, 1, 3, 4, 3, 2]  # elements of a 3x3 stress in Voigt's notation
+
+
+class Shown(NamedTuple):
+    """A structure as it is written.
+
+    Attributes
+    ----------
+    atoms : Atoms
+        The structure, whose information is written and whose calculator is not.
+    results : mapping
+        Results as of ASE's calculators, of which those in `WRITTEN` are written.
+    own : mapping
+        Information of the package, which precedes that of the structure.
+    """
+
+    atoms: Atoms
+    results: Mapping[str, Any]
+    own: Mapping[str, Any]
+
+
+def with_results(atoms: Atoms, results: Mapping[str, Any]) -> Atoms:
+    """Return a copy of a structure with those results that are written to files."""
+    kept: Atoms = atoms.copy()
+    kept.set_constraint()
+    shown = {key: results[key] for key in WRITTEN if key in results}
+    kept.calc = SinglePointCalculator(kept, **shown)
+    return kept
+
+
+def extended_xyz(images: Sequence[Atoms], own: Sequence[Mapping[str, Any]] = ()) -> bytes:
+    """Return the text of a file in extended XYZ, with the results of structures.
+
+    Parameters
+    ----------
+    images : sequence of Atoms
+        Structures with their results.
+    own : sequence of mappings, optional
+        Information of the package about each structure, which precedes their own.
+
+    Returns
+    -------
+    bytes
+        The text. ASE reads all information back as it was: see `comment`.
+    """
+    results = [{} if atoms.calc is None else atoms.calc.results for atoms in images]
+    rows = zip(images, results, own or [{}] * len(images), strict=True)
+    return text_of([Shown(*row) for row in rows])
+
+
+def text_of(frames: Sequence[Shown]) -> bytes:
+    """Return the text of structures in extended XYZ.
+
+    The lines of plain structures are formatted together, as those of one take longer to begin than
+    to format.
+    """
+    texts = [b""] * len(frames)
+    together: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for k, frame in enumerate(frames):
+        if _is_plain(frame.atoms):
+            together[tuple(name for name in COLUMNS if name in frame.results)].append(k)
+        else:
+            texts[k] = _by_ase(frame)
+    for columns, some in together.items():
+        numbers = [frames[k].atoms.numbers for k in some]
+        lines = lines_of_many(numbers, [_values(frames[k], columns) for k in some])
+        for k, rows in zip(some, lines, strict=True):
+            texts[k] = _head(frames[k], columns).encode() + rows
+    return b"".join(texts)
+
+
+def _is_plain(atoms: Atoms) -> bool:
+    return len(atoms) > 0 and atoms.arrays.keys() == PLAIN and not atoms.constraints
+
+
+def _values(frame: Shown, columns: Sequence[str]) -> np.ndarray:
+    atoms, results = frame.atoms, frame.results
+    parts = [np.reshape(results[name], (len(atoms), -1)) for name in columns]
+    return np.concatenate([atoms.positions, *parts], axis=1)
+
+
+def _head(frame: Shown, columns: Sequence[str]) -> str:
+    """Return the first two lines, as ASE writes them, with all information."""
+    atoms, results = frame.atoms, frame.results
+    cell = _numbers(atoms.cell.array)
+    words = [f'Lattice="{cell}"'] if atoms.cell.array.any() else []
+    words.append(":".join(["Properties=species:S:1:pos:R:3", *(COLUMNS[c] for c in columns)]))
+    if "energy" in results:
+        words.append(f"energy={results['energy']}")
+    if "stress" in results:
+        words.append(f'stress="{_numbers(np.asarray(results["stress"])[MATRIX])}"')
+    if "dipole" in results:
+        words.append(f'dipole="{_numbers(results["dipole"])}"')
+    words.append('pbc="{} {} {}"'.format(*("FT"[bool(x)] for x in atoms.pbc)))
+    return f"{len(atoms)}\n{with_info(' '.join(words), atoms.info, frame.own)}\n"
+
+
+def _numbers(values: Any) -> str:
+    return " ".join(map(str, np.ravel(values).tolist()))
+
+
+def _by_ase(frame: Shown) -> bytes:
+    """Return the text of any structure."""
+    bare = with_results(frame.atoms, frame.results)
+    bare.set_constraint(frame.atoms.constraints)
+    bare.info = {}
+    text = io.StringIO()
+    write_extxyz(text, [bare])
+    count, comment, rows = text.getvalue().split("\n", 2)
+    return f"{count}\n{with_info(comment, frame.atoms.info, frame.own)}\n{rows}".encode()
