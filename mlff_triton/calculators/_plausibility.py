@@ -200,7 +200,7 @@ def unknown_bonds(
 
     chosen = np.flatnonzero(receivers < (len(batch.numbers) if n_own is None else n_own))
     keys = _bond_keys(batch.numbers, receivers, senders)[chosen].tolist()
-    is_known = _known_keys(domain)
+    is_known = known_keys(domain)
     for key, bond in zip(keys, chosen.tolist(), strict=True):
         if is_known.get(key):
             continue
@@ -219,7 +219,7 @@ def unknown_bonds(
 
 
 @cache
-def _known_keys(domain: KnownDomain) -> dict[int, bool]:  # noqa: ARG001 (one dictionary for each)
+def known_keys(domain: KnownDomain) -> dict[int, bool]:  # noqa: ARG001 (one dictionary for each)
     """Return which keys of bonds a training set has, among those that were looked up so far."""
     return {}
 
@@ -229,11 +229,22 @@ def _bond_keys(numbers: IntArray, receivers: IntArray, senders: IntArray) -> NDA
 
     Bonds are grouped by receiver. Sums wrap around.
     """
-    of_atoms, of_neighbors = CODES
+    of_atoms, of_neighbors = bond_codes(numbers)
     sums = np.zeros(len(senders) + 1, dtype=np.uint64)
-    np.cumsum(of_neighbors[numbers[senders]], out=sums[1:])
+    np.cumsum(of_neighbors[senders], out=sums[1:])
     ends = np.searchsorted(receivers, np.arange(len(numbers) + 1))
-    codes = of_atoms[numbers] + np.diff(sums[ends])
+    return keys_of(of_atoms + np.diff(sums[ends]), receivers, senders)
+
+
+def bond_codes(numbers: IntArray) -> NDArray[np.uint64]:
+    """Return a code of each atom as such, and another as a neighbor, [2, ...]."""
+    return CODES[:, numbers]
+
+
+def keys_of(
+    codes: NDArray[np.uint64], receivers: IntArray, senders: IntArray
+) -> NDArray[np.uint64]:
+    """Return the keys of bonds from the codes of their atoms, to which those of neighbors add."""
     keys: NDArray[np.uint64] = codes[receivers] * np.uint64(3) + codes[senders]
     return keys
 

@@ -6,7 +6,7 @@ Structures in units other than Å, without bonds, or with overlapping atoms have
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from mlff_triton.calculators._plausibility import (
     refuse_close,
     unknown_chemistry,
 )
+from mlff_triton.calculators._screening_many import BONDED, HALF_A_BOND, plain_molecules
 from mlff_triton.calculators._session import Session, System
 from mlff_triton.calculators._total_charge import charge_of
 from mlff_triton.engine.batch import Batch, IntArray
@@ -30,10 +31,6 @@ from mlff_triton.units import BOHR
 
 UNKNOWN = "unknown_chemistry"
 """Name under which files of results say why a structure is outside the training set."""
-HALF_A_BOND = 0.5
-"""Smallest distance in a molecule, as a multiple of the sum of covalent radii."""
-BONDED = 1.3
-"""Largest distance of bonded atoms, as such a multiple."""
 SHORTEST = 0.7
 """Smallest distance of bonded atoms at rest, as such a multiple."""
 MANY = 4
@@ -97,6 +94,21 @@ class Screening:
         session.plausibility.mute()
         self._engine = session.engine
         self.has_record = session.engine.known_domain is not None
+
+    def look_at_many(self, structures: Sequence[Atoms]) -> list[Remarks | MlffTritonError]:
+        """Return what `look` returns or raises for each of many structures."""
+        domain, elements = self._engine.known_domain, self._engine.elements
+        plain = plain_molecules(structures, domain, elements)
+        return [
+            NO_REMARKS if is_plain else self._outcome(atoms)
+            for atoms, is_plain in zip(structures, plain, strict=True)
+        ]
+
+    def _outcome(self, atoms: Atoms) -> Remarks | MlffTritonError:
+        try:
+            return self.look(atoms)
+        except MlffTritonError as error:
+            return error
 
     def look(self, atoms: Atoms) -> Remarks:
         """Return remarks about one structure, with its total charge.

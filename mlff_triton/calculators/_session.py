@@ -9,7 +9,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from mlff_triton.calculators._plausibility import Plausibility
-from mlff_triton.engine.batch import Batch, check_charge
+from mlff_triton.engine.batch import Batch
 from mlff_triton.engine.engine import Engine
 from mlff_triton.model.prediction import Ensemble, Prediction
 from mlff_triton.model.tensornet import TensorNet
@@ -41,7 +41,7 @@ class System(NamedTuple):
     def check(self) -> Batch:
         """Return a batch of this system; errors are those of `Batch.of`."""
         numbers, positions, cell, pbc, charge = self
-        return Batch.of(numbers, positions, cell, pbc, charge=check_charge(charge))
+        return Batch.of(numbers, positions, cell, pbc, charge=charge)
 
 
 class Session:

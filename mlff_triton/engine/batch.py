@@ -281,6 +281,9 @@ def same(a: NDArray[np.generic], b: NDArray[np.generic]) -> bool:
 
 def check_charge(charge: ArrayLike | Tensor, n_systems: int = 1) -> FloatArray:
     """Return the total charge of each system, or raise `InputError` unless all are integers."""
+    single: object = charge
+    if type(single) is int and -MAX_CHARGE <= single <= MAX_CHARGE:  # quick, for small systems
+        return np.full(n_systems, float(single))
     try:
         given = as_array(charge)
         if given.dtype.kind not in "iuf":  # of texts, truth values and complex numbers

@@ -192,7 +192,8 @@ class SinglePoints:
 
         def compute(pieces: list[Piece]) -> Done:
             parsed = chain.from_iterable(piece.parse() for piece in pieces)
-            rows = [self._row(screening, *found) for found in parsed]
+            rows = [self._row(*found) for found in parsed]
+            _screen([row for row in rows if not row.error], screening)
             good = [row for row in rows if not row.error]
             evaluate(sorted(good, key=lambda row: len(row.atoms)), calculator)
             return self._done(rows)
@@ -229,7 +230,7 @@ class SinglePoints:
         first = str(errors[0]) if errors else ""
         return Done(payload, len(rows), len(errors), first, unknown=_warn(rows))
 
-    def _row(self, screening: Screening, source: str, frame: int, image: Atoms | str) -> Row:
+    def _row(self, source: str, frame: int, image: Atoms | str) -> Row:
         """Return a row without results; one with an error if the structure is invalid."""
         if isinstance(image, str):
             return Row(source, frame, Atoms(), error=image)
@@ -239,12 +240,20 @@ class SinglePoints:
         try:
             atoms = checked(image, name, self.periodic)
             info |= plain_charge(given)
-            atoms.info = info
-            remarks = screening.look(atoms)
         except MlffTritonError as error:
             kept = Atoms(image.numbers, image.positions, cell=image.cell, pbc=image.pbc, info=info)
             return Row(source, frame, kept, error=_line(error).removeprefix(f"{name}: "))
-        return Row(source, frame, atoms, remarks=remarks)
+        atoms.info = info
+        return Row(source, frame, atoms)
+
+
+def _screen(rows: list[Row], screening: Screening) -> None:
+    """Add remarks to rows, or errors."""
+    for row, found in zip(rows, screening.look_at_many([r.atoms for r in rows]), strict=True):
+        if isinstance(found, MlffTritonError):
+            row.error = _line(found)
+        else:
+            row.remarks = found
 
 
 def evaluate(rows: list[Row], calculator: TensorNetCalculator) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from ase import Atoms
 from ase.build import bulk, fcc111, molecule
 from ase.collections import g2
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mlff_triton.calculators._plausibility import close_pairs
-from mlff_triton.calculators._screening import BONDED, unlikely_structure
+from mlff_triton.calculators._screening import BONDED, Screening, unlikely_structure
+from mlff_triton.calculators._screening_many import plain_molecules
+from mlff_triton.calculators._session import Session
 from mlff_triton.engine.batch import Batch
-from mlff_triton.errors import InputError
+from mlff_triton.errors import InputError, MlffTritonError
 from mlff_triton.testing import water_box
 from mlff_triton.units import BOHR
 
@@ -89,3 +95,37 @@ def test_atoms_without_neighbors_are_warned_of():
 def test_images_are_neighbors():
     assert look(Atoms("Cu", cell=np.eye(3) * 4.0, pbc=True)) == ""
     assert "neighbor" in look(Atoms("CuCu", [[0, 0, 0], [0, 0, 9]], cell=[18] * 3, pbc=True))
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_many_structures_are_looked_at_as_each_alone(seed):
+    """Molecules that are stretched, squeezed, ionized, broken, periodic, or as they were."""
+    rng = np.random.default_rng(seed)
+    screening = Screening(Session("default", "cpu"))
+    structures = []
+    for name in rng.choice(["H2O", "CH3OH", "C6H6", "H", "SiH4", "O2", "CH3", "N2"], 12):
+        atoms = molecule(name)
+        atoms.positions *= rng.choice([1.0, 1.0, 1.0, 0.4, 0.53, 1.4, 4.0])
+        atoms.positions += rng.normal(0, 0.05, atoms.positions.shape)
+        if rng.random() < 0.2:
+            atoms.info["charge"] = int(rng.integers(-1, 2))
+        if rng.random() < 0.2:
+            atoms.center(4.0)
+            atoms.pbc = True
+        structures.append(atoms)
+    structures.append(Atoms("H2", [[0, 0, 0], [0, 0, np.nan]]))
+    for _ in range(2):  # once more, as bonds are known then
+        for found, atoms in zip(screening.look_at_many(structures), structures, strict=True):
+            if isinstance(found, MlffTritonError):
+                with pytest.raises(type(found), match=re.escape(str(found))):
+                    screening.look(atoms)
+            else:
+                assert found == screening.look(atoms)
+
+
+def test_usual_molecules_need_no_closer_look():
+    session = Session("default", "cpu")
+    structures = [molecule(name) for name in ("H2O", "CH3OH", "C6H6", "CH3OH")]
+    Screening(session).look_at_many(structures)
+    domain, elements = session.engine.known_domain, session.engine.elements
+    assert all(plain_molecules(structures, domain, elements))
