@@ -23,7 +23,7 @@ WorkersOption = Annotated[
     int | None,
     typer.Option(
         help="Processes on this machine, which share the GPUs.",
-        show_default="one per GPU, or the command itself",
+        show_default="one per GPU, more to read large files, or the command itself",
     ),
 ]
 SchedulerOption = Annotated[

@@ -17,9 +17,14 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
+from mlff_triton._common.cores import n_cores
 from mlff_triton._common.spawned import Spawned
 from mlff_triton._common.text import first_line
 from mlff_triton.errors import InputError
+
+SHARE_OF_INPUT = 1 << 24  # bytes of text, for which another worker of a GPU is worth its start
+SHARE_OF_MEMORY = 8 << 30  # bytes of a GPU per worker
+MOST_PER_GPU = 8  # workers, which read and write what one GPU computes
 
 TASKS_PER_WORKER = 3  # at hand: one that it computes, one to go on with, one that waits for others
 
@@ -253,6 +258,40 @@ def devices_of(device: str) -> list[str]:
         find_device("cuda")
         return [f"cuda:{k}" for k in range(torch.cuda.device_count())]
     return [str(found) for found in find_devices(device)]
+
+
+def workers_for(device: str, size: int) -> int | None:
+    """Return the number of processes that keep GPUs busy with structures from text.
+
+    A GPU computes small molecules several times as fast as one process reads and writes them. With
+    several processes, others also read while one computes.
+
+    Parameters
+    ----------
+    device : str
+        As for `local_pool`.
+    size : int
+        Bytes of all input.
+
+    Returns
+    -------
+    int or None
+        Number of processes; None for the default of `local_pool`, on a CPU or for little input.
+
+    Raises
+    ------
+    InputError, BackendError
+        If the device is unknown or unavailable.
+    """
+    import torch
+
+    devices = devices_of(device)
+    if not devices[0].startswith("cuda"):
+        return None
+    memory = min(torch.cuda.get_device_properties(name).total_memory for name in devices)
+    wanted = size // SHARE_OF_INPUT, n_cores()
+    per_gpu = min(*(x // len(devices) for x in wanted), memory // SHARE_OF_MEMORY, MOST_PER_GPU)
+    return per_gpu * len(devices) if per_gpu > 1 else None
 
 
 def local_pool(

@@ -27,9 +27,9 @@ from mlff_triton.dynamics.trajectories.comment import to_json
 from mlff_triton.errors import MlffTritonError
 from mlff_triton.jobs.job import WARNINGS, Job, Progress, Workers, run
 from mlff_triton.jobs.tables import OF_ITEMS, concatenated, pack, writer_of
-from mlff_triton.jobs.workers import Done
+from mlff_triton.jobs.workers import Done, workers_for
 from mlff_triton.model.prediction import members_of
-from mlff_triton.statics.inputs import XYZ, Piece, find_files, tasks_of, without_output
+from mlff_triton.statics.inputs import XYZ, Piece, find_files, tasks_of, total_size, without_output
 from mlff_triton.statics.result_text import Shown, text_of
 from mlff_triton.statics.single_points import plain_charge, plain_info
 
@@ -76,10 +76,12 @@ def predict_files(
     dtype : {"float32", "float64"} or torch.dtype
         Precision of the network.
     device : str
-        "auto" (all GPUs of this machine, if there are any), "cpu", "cuda:1" and so on.
+        "auto" (all GPUs of this machine, if there are any), "cpu", "cuda:1", "cuda:0,cuda:1"...
     workers : int, optional
         Number of processes, which share the GPUs; by default, one per GPU, or this process if there
-        is at most one. A process that dies costs the structure at which it does.
+        is at most one. For more than 32 MB per GPU, up to eight processes share each GPU: one for
+        each 16 MB, if there are as many cores and 8 GB of the GPU's memory for each. A process that
+        dies costs the structure at which it does.
     scheduler : str, optional
         Address of a Dask scheduler, or the file that it has written. Its workers compute. They must
         find the model and the structures by the same paths.
@@ -133,6 +135,8 @@ def predict_files(
         "periodic": periodic,
     }
     job = Job(lambda: tasks_of(files), work, path, settings, finish=finish)
+    if workers is None and scheduler is None:
+        workers = workers_for(device, total_size(files))
     place = Workers(device, workers, scheduler)
     return run(job, place, overwrite=overwrite, show=show, stop=stop)
 

@@ -11,9 +11,11 @@ from concurrent.futures import BrokenExecutor, Future
 from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from mlff_triton.errors import BackendError, InputError, OutputError
 from mlff_triton.jobs import workers
@@ -423,3 +425,23 @@ def test_entries_survive_json(out):
         journal.append(b"abc", Entry(2**32 - 1, 3, 2, 1))
     with Journal(out, {"job": "texts"}) as journal:
         assert journal.entries == [Entry(2**32 - 1, 3, 2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("device", "size", "expected"),
+    [
+        ("cpu", 1 << 40, None),
+        ("cuda:0", 1 << 24, None),
+        ("cuda:0", 5 << 24, 5),
+        ("cuda:0", 1 << 40, 6),
+        ("cuda:0,cuda:1", 7 << 24, 6),
+        ("cuda:0,cuda:1", 1 << 40, 12),
+    ],
+)
+def test_large_input_has_more_workers_than_gpus(monkeypatch, device, size, expected):
+    """As many as input, cores and memory allow."""
+    memory = SimpleNamespace(total_memory=6 * workers.SHARE_OF_MEMORY)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: memory)
+    monkeypatch.setattr(workers, "n_cores", lambda: 13)
+    assert workers.workers_for(device, size) == expected
