@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from mlff_triton._common.devices import dtype_name, find_dtype
 from mlff_triton._common.files import path_of
 from mlff_triton._common.text import printable
+from mlff_triton._common.torch_settings import using_threads
 from mlff_triton._common.version import __version__
 from mlff_triton.calculators import TensorNetCalculator
 from mlff_triton.calculators._screening import NO_REMARKS, UNKNOWN, Remarks, Screening
@@ -197,7 +198,8 @@ class SinglePoints:
         def compute(pieces: list[Piece]) -> Done:
             parsed = chain.from_iterable(piece.parse() for piece in pieces)
             rows = [self._row(*found) for found in parsed]
-            _screen([row for row in rows if not row.error], screening)
+            with using_threads(1):  # others would wait for one another, in every small tensor
+                _screen([row for row in rows if not row.error], screening)
             good = [row for row in rows if not row.error]
             evaluate(sorted(good, key=lambda row: len(row.atoms)), calculator)
             return self._done(rows)

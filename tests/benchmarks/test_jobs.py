@@ -1,0 +1,54 @@
+"""Jobs of many structures and replicas: rows, the gate, and devices that agree."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.jobs import predict, replicas
+from benchmarks.lab.schema import read_rows
+
+TWO = ["--devices", "cpu", "cpu,cpu"]
+
+
+@pytest.mark.parametrize(("kind", "count", "atoms"), [("molecules", 40, 360), ("boxes", 2, 768)])
+def test_predictions_are_measured_on_devices(tmp_path, kind, count, atoms):
+    options = ["--kind", kind, "--structures", str(count), "--out", str(tmp_path)]
+    predict.main([*options, "--devices", "cpu"])
+    (row,) = read_rows(tmp_path / "predict.csv")
+    assert (row.case, row.impl) == (f"{count}-{kind}-xyz", "cpus-1")
+    assert row.atoms == pytest.approx(atoms, rel=0.1)
+    assert row.gate == "pass"
+
+
+def test_blocks_repeat(tmp_path):
+    structures = predict.distorted(predict.molecules())
+    assert predict.write(tmp_path / "a.xyz", 7, structures, 3) > 0
+    lines = (tmp_path / "a.xyz").read_text().splitlines()
+    comments = [line for line in lines if line.startswith("Properties")]
+    assert len(comments) == 7
+    assert len(set(lines) - set(comments)) < len(lines) / 2
+
+
+def test_replicas_have_the_same_logs_on_all_devices(tmp_path, capfd, monkeypatch):
+    options = ["--replicas", "2", "--steps", "2", "--every", "1", "--out", str(tmp_path)]
+    replicas.main([*options, *TWO])
+    rows = read_rows(tmp_path / "replicas.csv")
+    assert [row.impl for row in rows] == ["cpus-1", "cpus-2"]
+    assert all(row.gate == "pass" and row.atoms == 332 for row in rows)
+    assert capfd.readouterr().out.count("the same logs") == 2
+
+    run = replicas.run
+
+    def broken(options, devices, out):
+        ms = run(options, devices, out)
+        if devices == "cpu,cpu":
+            (out / "log-001.csv").write_text("step\n")
+        return ms
+
+    monkeypatch.setattr(replicas, "run", broken)
+    replicas.main([*options, *TWO])
+    assert [np.isnan(row.ms_p50 or np.nan) for row in read_rows(tmp_path / "replicas.csv")] == [
+        False,
+        True,
+    ]
