@@ -13,12 +13,11 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io.extxyz import write_extxyz
 
 from mlff_triton.dynamics.trajectories.atom_lines import lines_of_many
-from mlff_triton.dynamics.trajectories.comment import with_info
+from mlff_triton.dynamics.trajectories.comment import comment_of, with_info
 
 WRITTEN = ("energy", "forces", "stress", "charges", "dipole")
 COLUMNS = {"forces": "forces:R:3", "charges": "charge:R:1"}  # results of atoms
 PLAIN = {"numbers", "positions"}  # arrays of atoms that need no writer of ASE
-MATRIX = [0, 5, 4, 5, 1, 3, 4, 3, 2]  # elements of a 3x3 stress in Voigt's notation
 
 
 class Shown(NamedTuple):
@@ -101,22 +100,10 @@ def _values(frame: Shown, columns: Sequence[str]) -> np.ndarray:
 
 def _head(frame: Shown, columns: Sequence[str]) -> str:
     """Return the first two lines, as ASE writes them, with all information."""
-    atoms, results = frame.atoms, frame.results
-    cell = _numbers(atoms.cell.array)
-    words = [f'Lattice="{cell}"'] if atoms.cell.array.any() else []
-    words.append(":".join(["Properties=species:S:1:pos:R:3", *(COLUMNS[c] for c in columns)]))
-    if "energy" in results:
-        words.append(f"energy={results['energy']}")
-    if "stress" in results:
-        words.append(f'stress="{_numbers(np.asarray(results["stress"])[MATRIX])}"')
-    if "dipole" in results:
-        words.append(f'dipole="{_numbers(results["dipole"])}"')
-    words.append('pbc="{} {} {}"'.format(*("FT"[bool(x)] for x in atoms.pbc)))
-    return f"{len(atoms)}\n{with_info(' '.join(words), atoms.info, frame.own)}\n"
-
-
-def _numbers(values: Any) -> str:
-    return " ".join(map(str, np.ravel(values).tolist()))
+    atoms = frame.atoms
+    names = ":".join(["species:S:1:pos:R:3", *(COLUMNS[name] for name in columns)])
+    comment = comment_of(atoms.cell.array, atoms.pbc, names, frame.results)
+    return f"{len(atoms)}\n{with_info(comment, atoms.info, frame.own)}\n"
 
 
 def _by_ase(frame: Shown) -> bytes:

@@ -25,13 +25,52 @@ import numpy as np
 from ase.calculators.calculator import all_properties
 from ase.io.extxyz import key_val_str_to_dict
 from ase.spacegroup import Spacegroup
+from numpy.typing import NDArray
 
 OTHER = "other"
 RESERVED = frozenset({"Lattice", "Properties", "pbc", *all_properties})
+MATRIX = [0, 5, 4, 5, 1, 3, 4, 3, 2]  # elements of a 3x3 stress in Voigt's notation
 MATRICES = ("virial",)  # which ASE reads as a matrix, column by column
 NEXT = "next_pair"  # key that must survive behind a pair
 COLUMNS = re.compile(r"(Properties=\S+)")
 SPECIAL = re.compile(r"[\s\"'{}\[\]=\\]")  # what ASE takes for the end of a word, or for a quote
+
+
+def comment_of(
+    cell: NDArray[np.float64], pbc: NDArray[np.bool_], columns: str, results: Mapping[str, Any]
+) -> str:
+    """Return a comment as ASE writes it, without information about the structure.
+
+    Parameters
+    ----------
+    cell : float64 [3, 3]
+        Lattice vectors as rows, in Å.
+    pbc : bool [3]
+        Periodic directions.
+    columns : str
+        Columns of the file, such as "species:S:1:pos:R:3".
+    results : mapping
+        Results as of ASE's calculators, of which energy, stress and dipole are written.
+
+    Examples
+    --------
+    >>> comment_of(np.zeros((3, 3)), np.zeros(3, bool), "species:S:1:pos:R:3", {"energy": -1.5})
+    'Properties=species:S:1:pos:R:3 energy=-1.5 pbc="F F F"'
+    """
+    words = [f'Lattice="{_words(cell)}"'] if cell.any() else []
+    words.append(f"Properties={columns}")
+    if "energy" in results:
+        words.append(f"energy={results['energy']}")
+    if "stress" in results:
+        words.append(f'stress="{_words(np.asarray(results["stress"])[MATRIX])}"')
+    if "dipole" in results:
+        words.append(f'dipole="{_words(results["dipole"])}"')
+    words.append('pbc="{} {} {}"'.format(*("FT"[bool(x)] for x in pbc)))
+    return " ".join(words)
+
+
+def _words(values: Any) -> str:
+    return " ".join(map(str, np.ravel(values).tolist()))
 
 
 def with_info(comment: str, info: Mapping[Any, Any], own: Mapping[str, Any]) -> str:

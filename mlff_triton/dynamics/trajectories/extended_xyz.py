@@ -14,10 +14,11 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms
 
 from mlff_triton.dynamics.trajectories.atom_lines import atom_lines
-from mlff_triton.dynamics.trajectories.comment import with_info
+from mlff_triton.dynamics.trajectories.comment import comment_of, with_info
 from mlff_triton.dynamics.trajectories.frame import Frame
 from mlff_triton.dynamics.trajectories.trajectory_file import TrajectoryFile
 
+COLUMNS = "species:S:1:pos:R:3:momenta:R:3:forces:R:3"
 FORMATS = {"i": "%8d", "b": " %.1s"}  # by the kind of an array; texts have another
 
 
@@ -64,7 +65,17 @@ def _word(label: Any) -> Any:
 
 
 def _comment(frame: Frame) -> str:
-    """Return the second line, as ASE writes it for the first atom alone."""
+    """Return the second line, as ASE writes it."""
+    own = {"step": frame.step, "time_ps": frame.time_ps, "stage": frame.stage}
+    if frame.masses is None and frame.fixed is None and not frame.labels:
+        comment = comment_of(frame.cell, frame.pbc, COLUMNS, {"energy": frame.energy})
+    else:
+        comment = _comment_by_ase(frame)
+    return with_info(comment, frame.info, own)
+
+
+def _comment_by_ase(frame: Frame) -> str:
+    """Return the comment of the first atom alone, with any columns."""
     first = slice(0, 1)
     atoms = Atoms(frame.numbers[first], frame.positions[first], cell=frame.cell, pbc=frame.pbc)
     atoms.set_momenta(frame.momenta[first])
@@ -81,5 +92,4 @@ def _comment(frame: Frame) -> str:
     atoms.calc = SinglePointCalculator(atoms, energy=frame.energy, forces=frame.forces[first])
     text = io.StringIO()
     ase.io.write(text, atoms, format="extxyz", columns=columns)
-    own = {"step": frame.step, "time_ps": frame.time_ps, "stage": frame.stage}
-    return with_info(text.getvalue().split("\n")[1], frame.info, own)
+    return text.getvalue().split("\n")[1]
