@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.jobs import predict, replicas
+from benchmarks.jobs import feeding, predict, replicas
 from benchmarks.lab.schema import read_rows
 
 TWO = ["--devices", "cpu", "cpu,cpu"]
@@ -52,3 +52,8 @@ def test_replicas_have_the_same_logs_on_all_devices(tmp_path, capfd, monkeypatch
         False,
         True,
     ]
+
+
+def test_reading_and_writing_are_measured_alone(capfd):
+    feeding.main(["--structures", "20", "--repeats", "1"])
+    assert capfd.readouterr().out.startswith("molecules, xyz: ")
