@@ -148,7 +148,7 @@ def checked(atoms: Atoms, name: str, periodic: bool) -> Atoms:
     bad = ~np.isfinite(atoms.positions).all(axis=1)
     if bad.any():
         raise InputError(f"{name}: the position of atom {int(bad.argmax())} is NaN or infinite")
-    kept = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc)
+    kept = Atoms(numbers=atoms.numbers, positions=atoms.positions, cell=atoms.cell, pbc=atoms.pbc)
     if not periodic or np.array_equal(kept.cell.array, np.eye(3)):
         kept.set_cell(None)
         kept.set_pbc(False)

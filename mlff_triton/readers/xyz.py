@@ -100,7 +100,7 @@ def _structure(
     cell = info.pop("Lattice", None)
     pbc = info.pop("pbc", None if cell is None else [True, True, True])
     cell = None if cell is None else cell.T
-    atoms = Atoms(numbers, positions=values[:, :3], cell=cell, pbc=pbc, info=info)
+    atoms = Atoms(numbers=numbers, positions=values[:, :3], cell=cell, pbc=pbc, info=info)
     arrays, start = {}, 3
     for name, width in columns.items():
         array = values[:, start : start + width]
