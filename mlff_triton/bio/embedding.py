@@ -222,6 +222,13 @@ class Embedding:
         }
 
 
+class Embedded(NamedTuple):
+    """Embedding float32 [L, C] of a sequence, and True if all of its numbers are finite."""
+
+    values: NDArray[np.float32]
+    is_finite: bool
+
+
 class Encoder(NamedTuple):
     """A model with its tokenizer.
 
@@ -296,8 +303,8 @@ class Encoder(NamedTuple):
             If it is not an encoder of proteins.
         """
         try:
-            (rows,) = self._rows(["MKV"])
-            problem = "" if len(rows) == len("MKV") else f"3 residues became {len(rows)} tokens"
+            ((row, _),) = self._rows(["MKV"])
+            problem = "" if len(row) == len("MKV") else f"3 residues became {len(row)} tokens"
             if not self.symbols.issuperset("MKV"):
                 problem = "its tokenizer does not know residues"
         except Exception as error:  # noqa: BLE001 - models raise many kinds
@@ -347,10 +354,10 @@ class Encoder(NamedTuple):
             for part in (batch[:half], batch[half:]):
                 self._embed(part, sequences, found, errors)
             return
-        for k, row in zip(batch, rows, strict=True):
+        for k, (row, is_finite) in zip(batch, rows, strict=True):
             if len(row) != len(sequences[k]):
                 errors[k] = f"its {len(sequences[k])} residues became {len(row)} tokens"
-            elif not np.isfinite(row).all():
+            elif not is_finite:
                 errors[k] = "its embedding is not finite: use another precision"
             else:
                 found[k] = row
@@ -359,8 +366,11 @@ class Encoder(NamedTuple):
         """Return a sequence as the tokenizer takes it."""
         return " ".join(sequence) if self.spaced else sequence
 
-    def _rows(self, texts: list[str]) -> list[NDArray[np.float32]]:
-        """Return the last hidden states of residues, [L, C] each."""
+    def _rows(self, texts: list[str]) -> list[Embedded]:
+        """Return the last hidden states of residues.
+
+        Padding stays on the device, and all numbers are looked at there.
+        """
         given = self.tokenizer(
             [self._text(text) for text in texts],
             padding=True,
@@ -373,8 +383,14 @@ class Encoder(NamedTuple):
         inputs = {name: tensor.to(self.device) for name, tensor in given.items()}
         with torch.inference_mode(), _current(self.device):
             hidden: Tensor = self.model(**inputs).last_hidden_state
-        states = hidden.float().cpu()
-        return [row[~skip].numpy() for row, skip in zip(states, special, strict=True)]
+            states = hidden[~special.to(self.device)].float()
+            finite = states.isfinite().all(dim=1).cpu()
+        lengths = (~special).sum(dim=1).tolist()
+        rows = states.cpu().split(lengths)
+        return [
+            Embedded(row.numpy(), bool(is_finite.all()))
+            for row, is_finite in zip(rows, finite.split(lengths), strict=True)
+        ]
 
 
 def _decoded(sequence: bytes) -> str:

@@ -115,6 +115,15 @@ def test_residues(model):
     assert table["n_residues"].sum() == len(expected)
 
 
+def test_two_devices_give_what_one_does(esm):
+    bio.embed_files("in.fasta", "one.h5", model=esm, device="cpu")
+    progress = bio.embed_files("in.fasta", "two.h5", model=esm, device="cpu,cpu")
+    assert (progress.items, progress.errors) == (5, 0)
+    one, two = read("one.h5"), read("two.h5")
+    assert two["name"] == one["name"]
+    np.testing.assert_array_equal(two["embedding"], one["embedding"])
+
+
 @pytest.mark.parametrize("per_residue", [False, True])
 def test_a_sequence_that_is_too_long_has_an_error(tmp_path_factory, per_residue):
     folder = save("EsmModel, ESM-1b", tmp_path_factory.mktemp("short"))

@@ -135,7 +135,7 @@ def read_hdf5(name):
 def test_bits_do_not_depend_on_workers_or_interruptions(predict, images):
     write("in.xyz", images)
     predict("in.xyz", "whole.xyz", dtype="float32")
-    predict("in.xyz", "two.xyz", dtype="float32", workers=2)
+    predict("in.xyz", "two.xyz", dtype="float32", device="cpu,cpu")
     assert not predict("in.xyz", "stopped.xyz", dtype="float32", stop=lambda: True).is_complete
     assert predict("in.xyz", "stopped.xyz", dtype="float32").resumed == 4
     whole = Path("whole.xyz").read_bytes()
