@@ -6,6 +6,7 @@ import os
 import signal
 from dataclasses import replace
 from multiprocessing import active_children
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,8 +19,9 @@ from mlff_triton import TensorNetCalculator
 from mlff_triton._common.devices import find_devices
 from mlff_triton.dynamics import Monitor, Settings, Simulation, Stage, load_restart
 from mlff_triton.dynamics.divided_dynamics import shares
+from mlff_triton.dynamics.division import DeviceProcesses
 from mlff_triton.dynamics.outputs import RESTART, outputs_in
-from mlff_triton.errors import InputError, SimulationError
+from mlff_triton.errors import DeviceMemoryError, InputError, SimulationError
 from mlff_triton.testing import water_box
 from tests.support.springs import Springs, stop_at
 from tests.support.tensornets import model_of
@@ -193,3 +195,23 @@ def test_shares_are_in_order_and_not_empty(counts, data):
 def test_equal_systems_are_shared_evenly():
     parts = shares([21] * 256, 2)
     assert [part.stop - part.start for part in parts] == [128, 128]
+
+
+def test_replicas_that_fit_are_counted_for_all_devices(tmp_path, monkeypatch):
+    def prepared(systems, *_):
+        if len(systems) > 2:
+            raise DeviceMemoryError("too little memory")
+        return SimpleNamespace(begin=lambda *_, **__: None)
+
+    def refuse(*_):
+        raise DeviceMemoryError("too little memory")
+
+    settings = replace(SETTINGS, temperature=300.0, keep_velocities=True)
+    systems = [atoms for _ in range(3) for atoms in molecules()]
+    for atoms in systems:
+        atoms.set_momenta(np.zeros_like(atoms.positions))
+    simulation = start(tmp_path, settings, systems=systems)
+    monkeypatch.setattr(DeviceProcesses, "dynamics", refuse)
+    monkeypatch.setattr("mlff_triton.dynamics.simulation.make_dynamics", prepared)
+    with pytest.raises(DeviceMemoryError, match=r"9 replicas need more memory .*: 4 would fit"):
+        simulation.run()
