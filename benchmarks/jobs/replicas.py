@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         logs = logs or found
         is_right = error <= OUR_TOLERANCE and found == logs
         timing = Timing(ms, ms, ms, None) if is_right else None
-        case = f"{options.replicas}x{Path(options.structure).stem}-every-{options.every}"
+        case = f"{options.replicas}x{Path(options.structure).name}-every-{options.every}"
         row = make_row(BENCH, case, name_of(devices), (n_atoms, 0), lab.where, timing, error)
         lab.report(row)
         same = "the same logs" if found == logs else "OTHER LOGS"

@@ -73,7 +73,10 @@ def embed_files(
         If True, write the embedding of each residue; otherwise their mean.
     precision : {"fp16", "bf16", "fp32"}, optional
         Dtype of the computation on a GPU; by default that of the parameters.
-    device, workers, scheduler, overwrite, show, stop
+    workers : int, optional
+        Number of processes, which share the GPUs; by default, one per GPU, or this process if there
+        is at most one.
+    device, scheduler, overwrite, show, stop
         As for `mlff_triton.predict_files`.
 
     Returns

@@ -19,11 +19,14 @@ ManyDevicesOption = Annotated[
     str,
     typer.Option(help="Device: auto (all GPUs if there are any), cpu, cuda:1 or cuda:0,cuda:1."),
 ]
+WORKERS = "Processes on this machine, which share the GPUs."
 WorkersOption = Annotated[
+    int | None, typer.Option(help=WORKERS, show_default="one per GPU, or the command itself")
+]
+ReadersOption = Annotated[
     int | None,
     typer.Option(
-        help="Processes on this machine, which share the GPUs.",
-        show_default="one per GPU, more to read large files, or the command itself",
+        help=WORKERS, show_default="one per GPU, more for large input, or the command itself"
     ),
 ]
 SchedulerOption = Annotated[

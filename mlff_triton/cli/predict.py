@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mlff_triton.cli._jobs import ManyDevicesOption, SchedulerOption, WorkersOption, run_job
+from mlff_triton.cli._jobs import ManyDevicesOption, ReadersOption, SchedulerOption, run_job
 from mlff_triton.cli._shared import (
     ChargeOption,
     DtypeOption,
@@ -34,7 +34,7 @@ def predict(
     no_pbc: NoPbcOption = False,
     dtype: DtypeOption = "float32",
     device: ManyDevicesOption = "auto",
-    workers: WorkersOption = None,
+    workers: ReadersOption = None,
     scheduler: SchedulerOption = None,
     overwrite: OverwriteOption = False,
 ) -> None:

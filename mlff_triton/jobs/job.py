@@ -77,7 +77,7 @@ class Workers:
     Attributes
     ----------
     device : str
-        "auto" (all GPUs if there are any), "all", "cpu", "cuda", "cuda:1" and so on.
+        "auto" (all GPUs if there are any), "all", "cpu", "cuda:1", "cuda:0,cuda:1" and so on.
     processes : int or None
         Number of processes on this machine; None for one per device, or this process for a single
         one.

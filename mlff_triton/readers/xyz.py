@@ -17,7 +17,13 @@ import ase.io
 import numpy as np
 from ase import Atoms
 from ase.data import atomic_numbers
-from ase.io.extxyz import key_val_str_to_dict, per_config_properties, set_calc_and_arrays
+from ase.io.extxyz import (
+    SPECIAL_3_3_KEYS,
+    UNPROCESSED_KEYS,
+    key_val_str_to_dict,
+    per_config_properties,
+    set_calc_and_arrays,
+)
 
 from mlff_triton.readers.lines import (
     LONGEST,
@@ -28,6 +34,13 @@ from mlff_triton.readers.lines import (
 
 LARGE_COUNT = re.compile(rb":[^:\s]*\d_?\d_?\d")
 """A number behind a colon that may be one of more than 99 columns."""
+KEY, WORD = r"[\w:.-]+", r"[\w:.+-]+"
+PLAIN = re.compile(rf'(?:{KEY}=(?:"[^"\\]+"|{WORD})(?:\s+|$))+', re.ASCII)
+"""A comment of pairs without anything that ASE takes for a quote within a word, or an escape."""
+PAIR = re.compile(
+    rf'(({KEY})=(?:"[^"\\]+"|([+-]?\d{{1,18}}(?:\.\d*(?:[eE][+-]?\d+)?)?)(?!\S)|{WORD}))', re.ASCII
+)
+"""A pair of such a comment, its key, and the number if it is one."""
 REAL = re.compile(r"species:S:1:pos:R:3((?::[a-z_]+:R:[1-9])*)")
 """Columns that are parsed here."""
 SPECIAL = {"species", "pos", "symbols", "positions", "numbers", "initial_charges", "move_mask"}
@@ -112,14 +125,24 @@ def _structure(
 
 
 def _information(comment: str) -> dict[str, Any]:
-    """Return the values of a comment, which often repeats from frame to frame."""
-    return {key: copy.deepcopy(value) for key, value in _pairs(comment).items()}
+    """Return the values of a comment. Pairs are independent, and often repeat in other frames."""
+    if not PLAIN.fullmatch(comment):
+        return dict(key_val_str_to_dict(comment)) if comment else {}
+    found: dict[str, Any] = {}
+    for pair, key, number in PAIR.findall(comment):
+        if number and key not in SPECIAL_3_3_KEYS and key.lower() not in UNPROCESSED_KEYS:
+            is_whole = number.lstrip("+-").isdigit()
+            found[key] = np.int64(number) if is_whole else np.float64(number)
+        else:
+            name, value = _parsed_pair(pair)
+            found[name] = value if isinstance(value, str) else copy.deepcopy(value)
+    return found
 
 
-@lru_cache(maxsize=64)
-def _pairs(comment: str) -> dict[str, Any]:
-    pairs: dict[str, Any] = key_val_str_to_dict(comment) if comment else {}
-    return pairs
+@lru_cache(maxsize=256)
+def _parsed_pair(pair: str) -> tuple[str, Any]:
+    ((name, value),) = key_val_str_to_dict(pair).items()
+    return name, value
 
 
 @lru_cache(maxsize=64)

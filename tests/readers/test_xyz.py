@@ -10,6 +10,7 @@ import pytest
 from ase import Atoms
 from ase.build import bulk, molecule
 from ase.calculators.singlepoint import SinglePointCalculator
+from ase.io.extxyz import key_val_str_to_dict
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +34,8 @@ PAIRS = st.sampled_from(
     [
         *('Lattice="4 0 0 0 5 0 1 0 6"', 'Lattice="1 2 3"', 'pbc="T F T"', "pbc=T", "pbc=5"),
         *("energy=-1.5", "energy=x", 'stress="1 2 3 4 5 6 7 8 9"', "name=water", "id=007", "flag"),
+        *("i=-07", "x=1.5e-3", "y=2.", "z=1e5", "big=99999999999999999999", "uid=3", "virial=1.0"),
+        *("a=1_0", "s=1.5x", "v:w=3", "n=+4", 'q="7"', 'v="1 2.5"', "stress=1.0", "n=5", 'e=""'),
         *('list="_JSON [[1], [2, 3]]"', 'label="a b"', "charge=1", "charge=-1.0", "e=é", "\\", '"'),
     ]
 )
@@ -42,7 +45,7 @@ PAIRS = st.sampled_from(
 def texts(draw):
     """Draw the text of a frame, with a mistake or none."""
     columns = draw(COLUMNS)
-    pairs = draw(st.lists(PAIRS, max_size=3))
+    pairs = draw(st.lists(PAIRS, max_size=4))
     comment = " ".join(draw(st.permutations([*pairs, f"Properties={columns}"])))
     comment = draw(st.sampled_from([comment, comment, " ".join(pairs), ""]))
     width = sum(int(word) for word in columns.split(":")[2::3] if word.isdigit())
@@ -118,6 +121,16 @@ def test_usual_frames_are_parsed_here():
         found = xyz._parsed(content)
         assert found is not None
         assert_same_atoms(found, by_ase(content))
+
+
+@given(st.lists(PAIRS, max_size=6), st.sampled_from([" ", "  ", "\t", " = ", "="]))
+def test_comments_mean_what_ase_says(pairs, between):
+    comment = between.join(pairs).strip()
+    try:
+        expected = key_val_str_to_dict(comment) if comment else {}
+    except Exception:  # noqa: BLE001 - of any kind
+        return
+    assert_same(xyz._information(comment), expected)
 
 
 def test_frames_with_one_comment_share_nothing():

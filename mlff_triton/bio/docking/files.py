@@ -91,7 +91,7 @@ def dock_files(
     batch : int
         Ligands in a batch.
     device, workers, scheduler, overwrite, show, stop
-        As for `mlff_triton.predict_files`.
+        As for `mlff_triton.bio.embed_files`.
 
     Returns
     -------
