@@ -39,7 +39,10 @@ def ratio_cell(slow: Row | None, fast: Row) -> str:
 
 def memory_cell(row: Row) -> str:
     """Write the peak of the memory in GB; a dash if it is unknown."""
-    return "–" if row.peak_mib is None else f"{row.peak_mib / 1024:.2g}"
+    if row.peak_mib is None:
+        return "–"
+    size = row.peak_mib / 1024
+    return f"{size:.2g}" if size < 100 else f"{size:.0f}"
 
 
 def error_cell(row: Row) -> str:

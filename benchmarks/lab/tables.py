@@ -295,16 +295,17 @@ def _speed_ups(found: dict[str, Row]) -> str:
 def lammps_weak_table(folder: Path) -> str:
     """Tabulate steps of LAMMPS with as many atoms per GPU; empty without data."""
     times = passed(read_rows(folder / "lammps.csv"))
-    lines = [["model", "atoms per GPU", *DIVISIONS.values(), "efficiency"]]
-    lines.append(["---"] * len(lines[0]))
+    measured = [name for name in DIVISIONS if any(name in rows for rows in times.values())]
+    head = ["model", "atoms per GPU", *(DIVISIONS[name] for name in measured), "efficiency"]
+    lines = [head, ["---"] * len(head)]
     for model, label in LAMMPS_MODELS.items():
         boxes = [rows for case, rows in times.items() if case.startswith(f"weak-{model}-")]
-        found = {name: rows[name] for name in DIVISIONS for rows in boxes if name in rows}
+        found = {name: rows[name] for name in measured for rows in boxes if name in rows}
         one = found.get(ONE_RANK)
         if one is None:
             continue
         ratios = [p50(one) / p50(row) for name, row in found.items() if name != ONE_RANK]
-        cells = [label, f"{one.atoms:,}", *(ms_cell(found.get(name)) for name in DIVISIONS)]
+        cells = [label, f"{one.atoms:,}", *(ms_cell(found.get(name)) for name in measured)]
         lines.append([*cells, ", ".join(f"{ratio:.0%}" for ratio in ratios) or "–"])
     return "" if len(lines) == 2 else markdown(lines)
 

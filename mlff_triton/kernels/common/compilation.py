@@ -250,7 +250,7 @@ def _loaded_kernels() -> list[JITFunction]:
 def _report(error: BaseException) -> None:
     """Log why kernels are not compiled ahead; it is a warning the first time for each error.
 
-    Too little memory for a rehearsal is none, as buffers of the step before may still be alive.
+    A rehearsal may lack memory, while buffers of the step before are alive: no warning.
     """
     is_known = type(error) in _reported or isinstance(error, torch.OutOfMemoryError)
     level = logging.DEBUG if is_known else logging.WARNING

@@ -289,7 +289,7 @@ def edge_messages_backward(
     Parameters
     ----------
     grad : [9, M, F]
-        Gradients of the messages, also of those to the M - N atoms that are no receivers here.
+        Gradients of the messages, also of those that the last M - N atoms receive elsewhere.
     y, terms, network, edges
         As for `mlff_triton.kernels.tensornet2.edge_messages.edge_messages`.
     direct : [9, N, F]

@@ -78,8 +78,8 @@ def edge_messages_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute the gradients of tensors and terms of senders, and those of receivers' charges.
 
-    The messages whose gradients are given are those to the atoms of the edges, or to all M atoms.
-    In the latter case, results are those of the atoms of the edges, and otherwise those of all M.
+    If gradients of messages to all M atoms are given, results are those of the N atoms of the
+    edges. If gradients of messages to these N atoms are given, results are those of all M.
     """
     n_atoms = len(edges.slot_begin)
     if grad.shape[1] > n_atoms:  # an atom's edges are those that it sends
