@@ -19,6 +19,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from mlff_triton.engine.device_borders import AloneBorders
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.radial_tables import TOLERANCES
 from mlff_triton.engine.step import Systems, evaluate_part, evaluate_step
@@ -352,7 +353,7 @@ def engine_step(n_atoms: int, group: str, dtype: torch.dtype) -> object:
 
 
 def part_step(n_own: int, group: str, dtype: torch.dtype) -> object:
-    """Sort the atoms of a part into shells, and run a step."""
+    """Sort the atoms of a part into shells, and run a step; another one with an exchange."""
     p, n_atoms = parameters(group, dtype), 6 * n_own
     rows = [n_own * (h + 1) for h in range(len(p.layers) + 1)]
     positions, cell = torch.ones(n_atoms, 3).double(), torch.eye(3).double()[None]
@@ -366,7 +367,13 @@ def part_step(n_own: int, group: str, dtype: torch.dtype) -> object:
     near, status = edges.edges(*given, rows_ascend=False)
     ones, one_system = torch.ones(n_atoms), torch.tensor([0, n_atoms], dtype=torch.int32)
     systems = Systems(integers, integers, ones.to(dtype), ones.double(), one_system)
-    return evaluate_part(kernels, p, systems, near, status, rows)
+    evaluate_part(kernels, p, systems, near, status, rows)
+
+    names, rows = torch.zeros_like(integers), [n_own] * len(rows)
+    shells.name_rows(matrix, integers, integers[:1], n_own, names)
+    near, status = edges.edges(*given, rows_ascend=False, names=names)
+    borders = AloneBorders(n_own + 5, n_own)
+    return evaluate_part(kernels, p, systems, near, status, rows, borders)
 
 
 def calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:

@@ -8,7 +8,13 @@ from unittest import mock
 
 import torch
 
-from mlff_triton.engine.charged_step import Geometry, Operators, evaluate_charged_step
+from mlff_triton.engine.charged_step import (
+    Geometry,
+    Operators,
+    evaluate_charged_part,
+    evaluate_charged_step,
+)
+from mlff_triton.engine.device_borders import AloneBorders
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.radial_tables import TOLERANCES
 from mlff_triton.engine.step import Systems
@@ -129,6 +135,10 @@ def charged_engine_step(n_atoms: int, kind: str, dtype: torch.dtype) -> object:
     far = found if p.charges is not None and p.charges.is_truncated else None
     given = Geometry(torch.rand(n_atoms, 3).double(), found, far)
     operators = Operators(kernels, charged_kernels)
+    if far is not None:  # a part of it, too
+        n_own = n_atoms // 2
+        borders = AloneBorders(n_own + 3, n_own)
+        evaluate_charged_part(operators, p, systems, given, n_own, borders)
     return evaluate_charged_step(operators, p, systems, given, atoms)
 
 
