@@ -119,8 +119,8 @@ class FeatureExchange:
 
     @property
     def plan(self) -> object:
-        """Sizes of all messages; see `mlff_triton.engine.part.Exchange`."""
-        return (*self.sent.tolist(), *self.wanted.tolist())
+        """Sizes of all messages, and ranks with atoms; see `mlff_triton.engine.part.Exchange`."""
+        return (*self.sent.tolist(), *self.wanted.tolist(), *self._ranks)
 
     def trade(self, sent: Tensor, received: Tensor, *, back: bool = False) -> None:
         """Send rows of values to other ranks, or back; see `mlff_triton.engine.part.Exchange`."""

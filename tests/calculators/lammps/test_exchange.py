@@ -90,6 +90,13 @@ def test_queued_messages_keep_their_sizes():
     assert smaller.n_rows < first.n_rows
 
 
+def test_plans_differ_if_a_rank_loses_its_atoms(monkeypatch):
+    """Sums are those of all ranks with atoms, also of those that share no face."""
+    first = exchange(100, Recorder(is_queued=True))
+    monkeypatch.setattr(Pair, "allgather", lambda _, value: [value, 0])
+    assert exchange(100, Recorder(is_queued=True)).plan != first.plan
+
+
 def test_values_arrive_in_their_rows():
     transport = Recorder(is_queued=True)
     found = exchange(3, transport)
