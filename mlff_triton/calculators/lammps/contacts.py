@@ -197,7 +197,7 @@ def find_clearance(numbers: IntArray, positions: FloatArray, n_own: int, labels:
         _refuse(Batch.of(numbers[atoms], positions[atoms]), labels[atoms])
 
     refuse(nearest[distances.argmin()])  # so that no atom has very many neighbors
-    i, j = _pairs(tree, np.flatnonzero(is_suspect), limits)
+    i, j = _pairs(tree, np.flatnonzero(is_suspect), limits, clearance)
     differences = np.linalg.norm(points[i] - points[j], axis=1) - limits[i] - limits[j]
     smallest = float(differences.min(initial=clearance))
     if smallest > 0:
@@ -207,9 +207,11 @@ def find_clearance(numbers: IntArray, positions: FloatArray, n_own: int, labels:
     return 0.0
 
 
-def _pairs(tree: cKDTree, atoms: IntArray, limits: FloatArray) -> tuple[IntArray, IntArray]:
-    """Return all pairs of some atoms that would be in contact with the largest element."""
-    neighbors = tree.query_ball_point(tree.data[atoms], limits[atoms] + limits.max())
+def _pairs(
+    tree: cKDTree, atoms: IntArray, limits: FloatArray, clearance: float
+) -> tuple[IntArray, IntArray]:
+    """Return all pairs of some atoms that may be in contact, or closer to it than a clearance."""
+    neighbors = tree.query_ball_point(tree.data[atoms], limits[atoms] + limits.max() + clearance)
     i = np.repeat(atoms, [len(found) for found in neighbors])
     j = np.concatenate(neighbors).astype(np.int64)
     return i[i != j], j[i != j]

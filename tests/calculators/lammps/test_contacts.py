@@ -64,6 +64,27 @@ def test_large_atoms_elsewhere_leave_a_clearance() -> None:
         clearance(atoms)
 
 
+def test_no_pair_is_closer_than_the_clearance() -> None:
+    """Large atoms count, even where smaller ones are nearer."""
+    atoms = molecule("H2") + Atoms("Cs", [[0, 0, 0]])
+    hydrogen, _, cesium = contact_limits(atoms.numbers)
+    atoms.positions[2] = atoms.positions[0] + [0, hydrogen + cesium + 0.01, 0]
+    assert clearance(atoms) == pytest.approx(0.01)
+    rng = np.random.default_rng(5)
+    for _ in range(300):
+        n_atoms, n_own = rng.integers(2, 40), 1
+        numbers = rng.choice([1, 8, 55, 87], n_atoms)
+        atoms = Atoms(numbers, rng.uniform(0, 6, (n_atoms, 3)))
+        limits = contact_limits(numbers)
+        distances = atoms.get_all_distances() + 9 * np.eye(n_atoms)
+        exact = (distances - limits[:, None] - limits)[:n_own].min()
+        if exact > 0:
+            assert clearance(atoms, n_own) <= exact + 1e-9
+        else:
+            with pytest.raises(InputError, match="apart"):
+                clearance(atoms, n_own)
+
+
 def test_ghosts_count_if_they_are_near() -> None:
     near, far = (Atoms("H2", [[0, 0, 0], [0, 0, z]]) for z in (0.4, 5.0))
     assert clearance(near, 1) == pytest.approx(0.4 - 2 * contact_limits(near.numbers)[0])
