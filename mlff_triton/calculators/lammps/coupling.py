@@ -362,7 +362,7 @@ class Coupling:
         if not self.engine.is_local:
             self.engine.check_box(*find_box(lmp))
         has_changed = self._atoms.update(n_own, with_ghosts=with_ghosts)
-        self._motion.update(n_own)
+        self._motion.update(n_own, begins=self._begins)
         if with_ghosts:
             self._motion.check()
         is_due = self._begins or is_repeated or contacts.is_affordable or self.guard.is_last_step()

@@ -3,7 +3,8 @@
 LAMMPS exchanges ghosts before an atom has moved by half the skin, unless a script changes
 ``neighbor`` or ``neigh_modify``. With the settings of ``neigh_modify`` under which LAMMPS looks
 itself in each step, atoms are compared only where they have moved farthest: in steps as long after
-an exchange as the last exchange came after the one before.
+an exchange as the last exchange came after the one before. A new skin takes effect when a run
+begins, so atoms are compared in each step until the first exchange of a run.
 """
 
 from __future__ import annotations
@@ -44,11 +45,19 @@ class MotionCheck:
         self.at_exchange: FloatArray = np.zeros((0, 3))
         self._moved: FloatArray = np.zeros((0, 3))  # a buffer
 
-    def update(self, n_own: int) -> None:
-        """Note the positions if LAMMPS has just exchanged ghosts; called in each step."""
+    def update(self, n_own: int, *, begins: bool) -> None:
+        """Note the positions if LAMMPS has just exchanged ghosts; called in each step.
+
+        Parameters
+        ----------
+        n_own : int
+            Number of own atoms.
+        begins : bool
+            True where a run begins.
+        """
         age = self._lmp.extract_setting("neigh_ago")
         if age == 0:
-            self._last_age = self._age
+            self._last_age = 0 if begins else self._age
             self.at_exchange = positions_of(self._lmp, n_own).copy()
             self._moved = np.empty_like(self.at_exchange)
         self._age = age

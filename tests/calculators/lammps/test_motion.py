@@ -38,12 +38,14 @@ class Drifting:
         self.settings["neigh_ago"] = 0 if exchanges else self.settings["neigh_ago"] + 1
 
 
-def run(check: MotionCheck, lmp: Any, steps: int, interval: int) -> list[int]:
+def run(
+    check: MotionCheck, lmp: Any, steps: int, interval: int, *, begins: bool = False
+) -> list[int]:
     """Exchange ghosts at some interval, and return the steps in which positions are compared."""
     compared = []
     for step in range(steps):
         lmp.step(exchanges=step % interval == 0)
-        check.update(63)
+        check.update(63, begins=begins and step == 0)
         before = lmp.n_reads
         check.check()
         if lmp.n_reads > before:
@@ -57,6 +59,18 @@ def test_atoms_are_compared_where_they_have_moved_farthest() -> None:
     whole_interval = list(range(1, 10))
     assert run(check, lmp, 32, 10) == [*whole_interval, 19, 29]
     assert run(check, lmp, 10, 10) == whole_interval  # as the last one had two steps
+
+
+def test_atoms_are_compared_in_each_step_where_a_run_begins() -> None:
+    """A longer skin takes effect there, so LAMMPS exchanges ghosts too late from then on."""
+    lmp = Drifting(0.01)
+    check = MotionCheck(lmp, SKIN)
+    run(check, lmp, 80, 40)
+    assert run(check, lmp, 30, 10, begins=True) == [*range(1, 10), 19, 29]
+    run(check, lmp, 80, 40)
+    lmp.speed = 0.06
+    with pytest.raises(SimulationError, match=r"moved by 0\.54 Å"):
+        run(check, lmp, 30, 30, begins=True)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +99,7 @@ def test_one_atom_is_enough_and_the_diagonal_counts() -> None:
     for distance, is_refused in ((0.49, False), (0.51, True)):
         lmp.positions[7] = check.at_exchange[7] + distance / np.sqrt(3)
         lmp.step(exchanges=False)
-        check.update(63)
+        check.update(63, begins=False)
         if is_refused:
             with pytest.raises(SimulationError, match=r"moved by 0\.51"):
                 check.check()
@@ -103,11 +117,12 @@ couple(lmp, small_model(), TYPES, device="cpu", skin=0.8)
 lmp.commands_string(\"""
 fix move all nve/noforce
 timestep 0.001
-velocity all set 30 0 0
-run 40
+velocity all set 10 0 0
+run 39
 print READY
 neighbor 2.0 bin
-run 60
+velocity all set 30 0 0
+run 20
 \""")
 """
 
