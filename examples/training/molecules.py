@@ -7,25 +7,30 @@ simulations of peptides in water. All are neutral.
 from __future__ import annotations
 
 
-def _pairs(text: str) -> dict[str, str]:
+def words(text: str) -> list[str]:
+    """Parse words between white space."""
+    return text.split()
+
+
+def pairs(text: str) -> dict[str, str]:
     """Parse alternating names and SMILES."""
-    words = text.split()
-    return dict(zip(words[::2], words[1::2], strict=True))
+    parts = words(text)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 def _mixtures(text: str) -> list[list[str]]:
     """Parse names joined by plus signs."""
-    return [word.split("+") for word in text.split()]
+    return [word.split("+") for word in words(text)]
 
 
-MD17 = _pairs("""
+MD17 = pairs("""
     aspirin CC(=O)Oc1ccccc1C(=O)O  ethanol CCO  malonaldehyde C(/C=O)=C/O
     naphthalene c1ccc2ccccc2c1
     salicylic_acid OC(=O)c1ccccc1O  toluene Cc1ccccc1  benzene c1ccccc1  uracil O=c1cc[nH]c(=O)[nH]1
     paracetamol CC(=O)Nc1ccc(O)cc1  azobenzene c1ccc(/N=N/c2ccccc2)cc1
 """)
 
-SIDE_CHAINS = _pairs("""
+SIDE_CHAINS = pairs("""
     ala C  val C(C)C  leu CC(C)C  ile [C@@H](C)CC  ser CO  thr [C@@H](C)O  asn CC(N)=O  asp CC(=O)O
     gln CCC(N)=O  glu CCC(=O)O  lys CCCCN  arg CCCNC(N)=N  his Cc1c[nH]cn1  phe Cc1ccccc1
     tyr Cc1ccc(O)cc1  trp Cc1c[nH]c2ccccc12  cys CS  met CCSC
@@ -37,14 +42,14 @@ RESIDUES = {
     **{f"ac-{name}-nme": f"CC(=O)N[C@@H]({r})C(=O)NC" for name, r in SIDE_CHAINS.items()},
 }
 
-CHAINS = _pairs("""
+CHAINS = pairs("""
     ac-ala2-nme CC(=O)N[C@@H](C)C(=O)N[C@@H](C)C(=O)NC
     ac-gly-ala-nme CC(=O)NCC(=O)N[C@@H](C)C(=O)NC
     ac-gly2-nme CC(=O)NCC(=O)NCC(=O)NC
     ac-ala3-nhme CC(=O)N[C@@H](C)C(=O)N[C@@H](C)C(=O)N[C@@H](C)C(=O)NC
 """)
 
-FRAGMENTS = _pairs("""
+FRAGMENTS = pairs("""
     hydrogen [H][H]  methane C  ethane CC  propane CCC  butane CCCC  isobutane CC(C)C  hexane CCCCCC
     neopentane CC(C)(C)C  ethylene C=C  propene CC=C  butadiene C=CC=C  allene C=C=C  acetylene C#C
     propyne CC#C  cyclopropane C1CC1  cyclobutane C1CCC1  cyclopentane C1CCCC1  cyclohexane C1CCCCC1
