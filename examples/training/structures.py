@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from ase.data import chemical_symbols
@@ -17,6 +18,9 @@ from ase.io import read
 from clusters import complexes, hydrated, waters
 from geometry import Structure, centered
 from molecules import CHAINS, FRAGMENTS, HELD_OUT, MD17, RESIDUES
+
+if TYPE_CHECKING:
+    from rdkit import Chem
 
 
 def build(seed: int) -> list[Structure]:
@@ -67,9 +71,8 @@ def embed(name: str, smiles: str, group: str, conformers: int, seed: int) -> lis
         raise RuntimeError(f"no geometry for {name} ({smiles})")
     if AllChem.MMFFHasAllMoleculeParams(mol):
         AllChem.MMFFOptimizeMoleculeConfs(mol, maxIters=2000)
-    rotatable = Chem.MolFromSmarts("[!$(*#*);!D1]-&!@[!$(*#*);!D1]")
     bonds = tuple((b.GetBeginAtomIdx(), b.GetEndAtomIdx()) for b in mol.GetBonds())
-    torsions = tuple(_quadruple(bonds, j, k) for j, k in mol.GetSubstructMatches(rotatable))
+    torsions = rotations(mol)
     return [
         Structure(
             name=name,
@@ -83,6 +86,15 @@ def embed(name: str, smiles: str, group: str, conformers: int, seed: int) -> lis
         )
         for i, conf in enumerate(ids)
     ]
+
+
+def rotations(mol: Chem.Mol) -> tuple[tuple[int, int, int, int], ...]:
+    """Return the torsions about the rotatable bonds of a molecule with hydrogens."""
+    from rdkit import Chem
+
+    rotatable = Chem.MolFromSmarts("[!$(*#*);!D1]-&!@[!$(*#*);!D1]")
+    bonds = tuple((b.GetBeginAtomIdx(), b.GetEndAtomIdx()) for b in mol.GetBonds())
+    return tuple(_quadruple(bonds, j, k) for j, k in mol.GetSubstructMatches(rotatable))
 
 
 def _quadruple(bonds: tuple[tuple[int, int], ...], j: int, k: int) -> tuple[int, int, int, int]:

@@ -1,0 +1,249 @@
+"""Sample geometries of conformers, and label them by a teacher, for ``mlff-triton train``.
+
+Usage: ``python label_data.py --teacher aimnet2_wb97m-d3_ens.jpt --conformers conformers.npz``
+
+The work is cut into parts, of neutral or of charged molecules. Each writes one HDF5 file
+atomically, so the same command resumes a run that was interrupted. Needs h5py: ``pip install
+mlff-triton[tables]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import hashlib
+import itertools
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+from conformers import load_structures
+from geometry import Structure, centered
+from numpy.typing import NDArray
+from recipes import Partners, Sample, samples
+from teacher import Labels, Teacher, label_inside, load_teacher
+from wall import wall_radius
+
+PART = 1500  # conformers per file, so that batches of one size are large
+PAIRS = 600_000  # of atoms per batch, such as 1,024 structures of 24 atoms
+LARGEST_BATCH = 4096
+MAX_FORCE = 200.0  # eV/Å
+MAX_ENERGY_SPREAD = 0.03  # eV per atom
+MAX_SPREAD, HALF_SPREAD = 0.1, 0.05  # relative to the largest force; the second halves the weight
+SMALL_FORCE = 2.0  # eV/Å, added to the largest force, so that relaxed structures are kept
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+EXIT_INTERRUPTED = 130  # the exit code of shells after Ctrl-C
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The conformers whose samples are in one file."""
+
+    name: str
+    structures: list[Structure]
+
+
+def plan(structures: list[Structure]) -> list[Part]:
+    """Cut the conformers into parts, each a sample of all that are neutral or charged."""
+    parts = []
+    for kind in ("neutral", "charged"):
+        chosen = [s for s in structures if bool(s.charge) == (kind == "charged")]
+        chosen.sort(key=lambda s: (zlib.crc32(s.name.encode()), s.conformer))
+        count = -(-len(chosen) // PART)
+        parts += [Part(f"{kind}-{k:04d}", chosen[k::count]) for k in range(count)]
+    return parts
+
+
+def sampled(part: Part, partners: Partners) -> tuple[Part, list[Sample]]:
+    """Make the samples of a part."""
+    return part, [each for start in part.structures for each in samples(start, partners)]
+
+
+def labeled(teacher: Teacher, made: Iterable[Sample], device: str) -> tuple[Arrays, int]:
+    """Label samples in batches of one size.
+
+    Returns
+    -------
+    dict of arrays
+        What `save` writes.
+    int
+        Number of samples whose labels were dropped.
+    """
+    classes: dict[tuple[int, bool], list[Sample]] = defaultdict(list)
+    for sample in made:
+        classes[len(sample.structure.numbers), bool(sample.pair)].append(sample)
+    rows, dropped = [], 0
+    for (n, _), chosen in sorted(classes.items(), key=lambda item: item[0]):
+        size = min(LARGEST_BATCH, max(1, PAIRS // n**2))
+        for first in range(0, len(chosen), size):
+            batch = chosen[first : first + size]
+            found = label_batch(teacher, batch, device)
+            spread = relative_spread(found)
+            kept = is_good(found, spread, n)
+            dropped += int((~kept).sum())
+            rows += [row(batch[k], found, spread, k) for k in kept.nonzero()[:, 0].tolist()]
+    return gathered(rows), dropped
+
+
+def label_batch(teacher: Teacher, batch: list[Sample], device: str) -> Labels:
+    """Label samples of the same size, all of them inside the wall or all outside."""
+
+    def tensor(values: Iterable[Any], dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor(np.array(list(values)), dtype=dtype, device=device)
+
+    z = tensor((each.structure.numbers for each in batch), torch.int64)
+    x = tensor((centered(each.structure.positions) for each in batch), torch.float32)
+    charge = tensor((each.structure.charge for each in batch), torch.float32)
+    if not batch[0].pair:
+        found = teacher(z, x, charge)
+    else:
+        pair = tensor((each.pair for each in batch), torch.int64)
+        side = tensor((each.side for each in batch), torch.bool)
+        radius = tensor(wall_radius(*z.gather(1, pair).T.cpu().numpy()), torch.float64)
+        found = label_inside(teacher, z, x, charge, pair, side, radius)
+    return Labels(*(label.cpu() for label in found))
+
+
+def is_good(found: Labels, spread: torch.Tensor, n: int) -> torch.Tensor:
+    """Return True [B] where the networks agree, and no force is excessive."""
+    return (
+        (found.energy_spread <= MAX_ENERGY_SPREAD * n)
+        & (spread <= MAX_SPREAD)
+        & (found.forces.norm(dim=2).amax(1) <= MAX_FORCE)
+        & found.energy.isfinite()
+    )
+
+
+def relative_spread(found: Labels) -> torch.Tensor:
+    """Return the spread of forces relative to the largest of each structure [B]."""
+    return found.force_spread / (SMALL_FORCE + found.forces.norm(dim=2).amax(1))
+
+
+def row(sample: Sample, found: Labels, spread: torch.Tensor, k: int) -> Arrays:
+    """Return one labeled structure, under the names that ``mlff-triton train`` recognizes.
+
+    It ignores the last four. The dipole in e Å is that of the partial charges about the centroid,
+    the spread is `relative_spread`, and the weight falls with it.
+    """
+    made = sample.structure
+    x = centered(made.positions).astype(np.float32)
+    charges, disagreement = found.charges[k].numpy(), spread[k].item()
+    return {
+        "n_atoms": np.array([len(x)]),
+        "numbers": made.numbers.astype(np.int8),
+        "positions": x,
+        "energy": found.energy[k : k + 1].numpy(),
+        "forces": found.forces[k].numpy(),
+        "charge": np.array([made.charge]),
+        "group": np.array([f"{made.group} {sample.recipe}"], dtype=object),
+        "split": np.array([made.split], dtype=object),
+        "charges": charges,
+        "dipole": (charges @ x)[None],
+        "spread": np.array([disagreement]),
+        "weight": np.array([1 / (1 + (disagreement / HALF_SPREAD) ** 2)]),
+    }
+
+
+def gathered(rows: list[Arrays]) -> Arrays:
+    """Join labeled structures into flat arrays."""
+    return {name: np.concatenate([each[name] for each in rows]) for name in (rows or [{}])[0]}
+
+
+def save(path: Path, arrays: Arrays, source: str) -> None:
+    """Write a part atomically."""
+    partial = path.with_name(path.name + ".part")
+    with h5py.File(partial, "w") as file:
+        file.attrs["source"] = source
+        for name, array in arrays.items():
+            is_text = array.dtype == object
+            file.create_dataset(name, data=array, dtype=h5py.string_dtype() if is_text else None)
+    partial.replace(path)
+
+
+def unfinished(parts: list[Part], folder: Path, source: str) -> Iterator[Part]:
+    """Yield the parts without a file; refuse a folder of other conformers or another teacher."""
+    for part in parts:
+        path = folder / f"{part.name}.h5"
+        if not path.exists():
+            yield part
+            continue
+        with h5py.File(path) as file:
+            if file.attrs.get("source") != source:
+                sys.exit(f"{path} has other conformers or another teacher: choose another --out")
+
+
+def source_of(*paths: Path) -> str:
+    """Return a hash of the contents of files."""
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def run(args: argparse.Namespace) -> None:
+    """Label all unfinished parts, while other processes sample the next ones."""
+    structures = load_structures(args.conformers)
+    source = source_of(args.conformers, args.teacher)
+    parts = plan(structures)
+    todo = list(unfinished(parts[: args.limit], args.out, source))
+    print(f"{len(todo)} of {len(parts[: args.limit])} parts to do", flush=True)
+    teacher = load_teacher(args.teacher, args.device)
+    make = functools.partial(sampled, partners=Partners.among(structures))
+    os.environ |= dict.fromkeys(THREAD_VARIABLES, "1")  # workers read them when they load NumPy
+    deadline = time.monotonic() + 60 * args.minutes
+    with multiprocessing.get_context("spawn").Pool(args.workers, ignore_interrupts) as pool:
+        made = pool.imap(make, todo)
+        for part, found in itertools.takewhile(lambda _: time.monotonic() < deadline, made):
+            arrays, dropped = labeled(teacher, found, args.device)
+            save(args.out / f"{part.name}.h5", arrays, source)
+            count = len(found) - dropped
+            print(f"{part.name}: {count} structures, {dropped} dropped", flush=True)
+
+
+def ignore_interrupts() -> None:
+    """Ignore Ctrl-C, which the parent process handles."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--teacher", type=Path, required=True, help="TorchScript of an ensemble")
+    parser.add_argument("--conformers", type=Path, default=Path("conformers.npz"))
+    parser.add_argument("--out", type=Path, default=Path("data"))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes that sample")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="time limit")
+    parser.add_argument("--limit", type=int, help="number of parts, for a trial run")
+    args = parser.parse_args()
+    for path in (args.teacher, args.conformers):
+        if not path.is_file():
+            parser.error(f"there is no {path}")
+    args.out.mkdir(parents=True, exist_ok=True)
+    return args
+
+
+def main() -> None:
+    """Label the data, and say how to continue if interrupted."""
+    try:
+        run(parse_arguments())
+    except KeyboardInterrupt:
+        print("interrupted: finished parts are kept, and the same command resumes", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Geometries and labels that `examples/training` makes for new default models."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from mlff_triton.training.labels import Labels
+from mlff_triton.training.run import train_files
+from mlff_triton.training.settings import Architecture, Data, Settings
+from mlff_triton.training.sources import read_frames
+
+SMALL = (
+    "water",
+    "ammonia",
+    "methanol",
+    "ethanol",
+    "glycine",
+    "chloride",
+    "ammonium",
+    "ethylene",
+    "methanethiol",
+)
+
+
+class StandIn(torch.nn.Module):
+    """Springs between all atoms, in the form of a teacher; its networks disagree about chlorine."""
+
+    def forward(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        x, z = inputs["coord"], inputs["numbers"]
+        centered = x - x.mean(1, keepdim=True)
+        energy = 0.05 * (centered**2).sum(-1).sum(-1) - 3.0 * z.sum(1)
+        spread = torch.zeros_like(x) + 200.0 * (z == 17).any(1)[:, None, None]
+        return {
+            "energy": energy.double(),
+            "forces": -0.1 * centered,
+            "charges": torch.zeros_like(x[:, :, 0]) + (inputs["charge"] / x.shape[1])[:, None],
+            "energy_std": 0.001 * torch.ones_like(energy).double(),
+            "forces_std": spread,
+        }
+
+
+@pytest.fixture
+def stand_in(tmp_path):
+    path = tmp_path / "stand_in.jpt"
+    torch.jit.script(StandIn()).save(str(path))
+    return path
+
+
+@pytest.fixture
+def small(training_modules):
+    """Return conformers of a few molecules."""
+    pytest.importorskip("rdkit", reason="needs RDKit: pip install mlff-triton[train]")
+    tables = training_modules("compounds")
+    smiles = {name: text for table in tables.NAMED.values() for name, text in table.items()}
+    molecules = [tables.parsed(smiles[name], "fragment", name) for name in SMALL]
+    build = training_modules("conformers").built
+    return [structure for molecule in molecules for structure in build(molecule)]
+
+
+def test_conformers_are_read_as_they_were_written(small, tmp_path, training_modules):
+    conformers = training_modules("conformers")
+    conformers.save_structures(tmp_path / "conformers.npz", small)
+    again = conformers.load_structures(tmp_path / "conformers.npz")
+    assert [s.name for s in again] == [s.name for s in small]
+    for found, expected in zip(again, small, strict=True):
+        assert (found.bonds, found.torsions) == (expected.bonds, expected.torsions)
+        assert (found.charge, found.split) == (expected.charge, expected.split)
+        np.testing.assert_array_equal(found.numbers, expected.numbers)
+        np.testing.assert_allclose(found.positions, expected.positions, atol=1e-5)
+
+
+def test_atoms_are_close_only_where_wanted(small, training_modules):
+    recipes, wall = training_modules("recipes"), training_modules("wall")
+    partners = recipes.Partners.among(small)
+    made = [each for start in small for each in recipes.samples(start, partners)]
+    assert {each.recipe for each in made} == set(recipes.RECIPES)
+    for each in made:
+        z, x = each.structure.numbers, each.structure.positions
+        gaps = np.linalg.norm(x[:, None] - x, axis=-1) + 10 * np.eye(len(z))
+        inside = np.argwhere(np.triu(gaps < wall.wall_radius(z[:, None], z)))
+        assert inside.tolist() == ([sorted(each.pair)] if each.pair else [])
+        assert len(z) <= recipes.MAX_ATOMS
+    again = [each for start in small for each in recipes.samples(start, partners)]
+    for one, other in zip(made, again, strict=True):
+        np.testing.assert_array_equal(one.structure.positions, other.structure.positions)
+
+
+def test_dimers_of_s22_are_left_out(small, training_modules):
+    recipes = training_modules("recipes")
+    water = [s for s in small if s.name == "water"]
+    partners = recipes.Partners.among(water)
+    made = [each for _ in range(9) for each in recipes.samples(water[0], partners)]
+    sizes = {len(each.structure.numbers) for each in made}
+    assert 3 in sizes
+    assert 6 not in sizes
+    assert max(sizes) > 8
+
+
+def test_vibrations_are_thermal(small, training_modules):
+    recipes = training_modules("recipes")
+    water, rng = next(s for s in small if s.name == "water"), np.random.default_rng(0)
+    lengths = []
+    for _ in range(2000):
+        x = recipes.shaken(water, rng, recipes.COLD).positions
+        lengths.append(np.linalg.norm(x[1] - x[0]))
+    assert 0.02 < np.std(lengths) < 0.045
+
+
+def test_forces_inside_the_wall_are_gradients(stand_in, training_modules):
+    teacher, wall = training_modules("teacher"), training_modules("wall")
+    model = teacher.load_teacher(stand_in, "cpu")
+    z = torch.tensor([[6, 1, 8, 1]])
+    x = torch.tensor([[[0.0, 0, 0], [0, 1.1, 0.2], [0.5, 0.1, 0], [0.9, 0.9, 0.3]]]).double()
+    pair, side = torch.tensor([[0, 2]]), torch.tensor([[False, False, True, True]])
+    radius = torch.tensor(wall.wall_radius(np.array([6]), np.array([8])))
+    others = (z, torch.zeros(1), pair, side, radius)
+
+    def label(positions):
+        return teacher.label_inside(model, others[0], positions, *others[1:])
+
+    forces = label(x).forces.double()
+    for atom, axis in ((0, 0), (1, 2), (2, 0), (2, 1), (3, 0)):
+        step = torch.zeros_like(x)
+        step[0, atom, axis] = 1e-3
+        slope = (label(x + step).energy - label(x - step).energy) / 2e-3
+        assert -slope.item() == pytest.approx(forces[0, atom, axis].item(), rel=2e-3, abs=2e-3)
+    assert forces[0, 0, 0] < -10  # the pair is pushed apart
+    at_wall = x.clone()
+    at_wall[0, 2:] += (radius.item() / 0.5099 - 1) * (x[0, 2] - x[0, 0])
+    found = model(z, at_wall.float(), torch.zeros(1)).energy
+    assert label(x).energy > found + 10
+
+
+def labeling(training_modules, folder, stand_in, small, **options):
+    """Return the module that labels, and its arguments for a few molecules."""
+    training_modules("conformers").save_structures(folder / "conformers.npz", small)
+    arguments = {
+        "teacher": stand_in, "conformers": folder / "conformers.npz", "out": folder / "data",
+        "device": "cpu", "workers": 1, "minutes": 5.0, "limit": None,
+    }  # fmt: skip
+    (folder / "data").mkdir(exist_ok=True)
+    return training_modules("label_data"), argparse.Namespace(**(arguments | options))
+
+
+def test_labels_are_read_and_trained_on(stand_in, small, tmp_path, training_modules):
+    module, arguments = labeling(training_modules, tmp_path, stand_in, small)
+    splits = ("train", "train", "valid", "test")
+    small = [replace(s, split=splits[k % 4]) for k, s in enumerate(small)]
+    small = [s for s in small if len(s.numbers) < 7]
+    module.load_structures = lambda _: small
+    module.run(arguments)
+    files = sorted((tmp_path / "data").glob("*.h5"))
+    assert [path.stem for path in files] == ["charged-0000", "neutral-0000"]
+    neutral, charged = (read_frames([path], Labels()) for path in reversed(files))
+    assert set(neutral.charge) == {0.0}
+    assert 1.0 in charged.charge
+    assert 17 not in charged.numbers  # the networks disagree
+    assert set(neutral.split) == set(splits)
+    assert any(group.endswith("compressed") for group in neutral.group)
+    train_files(
+        Data((str(files[1]),), split="given", skip_bad=True),
+        tmp_path / "run",
+        Architecture(channels=4, layers=1, rbf=4, zbl=1.5),
+        Settings(epochs=1),
+        device="cpu",
+    )
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+
+
+def test_interrupted_labeling_resumes(stand_in, small, tmp_path, training_modules, capsys):
+    module, arguments = labeling(training_modules, tmp_path, stand_in, small)
+    module.PART = 4
+    save, saved = module.save, []
+
+    def interrupted(path, arrays, source):
+        if len(saved) == 2:
+            raise KeyboardInterrupt
+        saved.append(path)
+        save(path, arrays, source)
+
+    module.save = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        module.run(arguments)
+    times = {path: path.stat().st_mtime_ns for path in saved}
+    assert sorted((tmp_path / "data").iterdir()) == sorted(saved)
+    module.save = save
+    module.run(arguments)
+    total = len(module.plan(small))
+    assert f"{total - 2} of {total} parts to do" in capsys.readouterr().out
+    assert len(list((tmp_path / "data").iterdir())) == total == 3
+    assert {path: path.stat().st_mtime_ns for path in saved} == times
+    stand_in.write_bytes(stand_in.read_bytes() + b"\0")
+    with pytest.raises(SystemExit, match="choose another --out"):
+        module.run(arguments)
