@@ -1,6 +1,6 @@
 """Runs of LAMMPS with a TensorNet2 on all ranks of mpiexec, whose results `test_charged` compares.
 
-``python -m tests.calculators.lammps.charged_worker OUT.npz BACKEND``
+``python -m tests.calculators.lammps.charged_worker OUT.npz BACKEND [DEVICE]``
 """
 
 from __future__ import annotations
@@ -37,26 +37,33 @@ def droplets(*, periodic: bool) -> Atoms:
     return both
 
 
-def structures() -> dict[str, tuple[Atoms, float | None]]:
-    """Return boxes, and the Coulomb cutoff of the model for each, in Å."""
-    return {
+def channels_for(device: str) -> int:
+    """Return the channels of models, as many as kernels need on a GPU."""
+    return 6 if device == "cpu" else 32
+
+
+def structures(device: str = "cpu") -> dict[str, tuple[Atoms, float | None]]:
+    """Return boxes, and the Coulomb cutoff of the model for each, in Å; GPUs need one."""
+    every = {
         "orthogonal": (water(), 4.0),
         "triclinic": (water((4, 3, 3), tilt=0.1), 4.0),
         "droplets": (droplets(periodic=True), 4.0),
         "open": (droplets(periodic=False), None),
         "open, with a cutoff": (droplets(periodic=False), 4.0),
     }
+    return {name: each for name, each in every.items() if device == "cpu" or each[1]}
 
 
-def all_results(backend: str) -> dict[str, Any]:
+def all_results(backend: str, device: str = "cpu") -> dict[str, Any]:
     """Run all cases."""
-    found, options = {}, {"device": "cpu", "charge": CHARGE, "backend": backend}
-    for name, (atoms, cutoff) in structures().items():
+    found, options = {}, {"device": device, "charge": CHARGE, "backend": backend}
+    channels = channels_for(device)
+    for name, (atoms, cutoff) in structures(device).items():
         commands = [f"processors {WORLD.size} 1 1"] if atoms.cell[0, 0] == 40 else []
         commands += [] if atoms.pbc.all() else ["boundary f f f"]
         for dtype in ("float64", "float32") if name == "orthogonal" else ("float64",):
             lmp = start(atoms, *commands)
-            couple(lmp, charged(cutoff), TYPES, dtype=dtype, **options)
+            couple(lmp, charged(cutoff, channels), TYPES, dtype=dtype, **options)
             lmp.commands_list(OUTPUT)
             n_own = {"n_own": np.array(WORLD.allgather(lmp.extract_setting("nlocal")))}
             results = single_point(lmp) | n_own
@@ -70,7 +77,7 @@ def all_results(backend: str) -> dict[str, Any]:
 def moving(atoms: Atoms, options: dict[str, Any]) -> dict[str, Any]:
     """Return a trajectory at constant energy, in which atoms migrate."""
     lmp = start(atoms)
-    couple(lmp, charged(), TYPES, dtype="float64", **options)
+    couple(lmp, charged(4.0, channels_for(options["device"])), TYPES, dtype="float64", **options)
     motion = "fix move all nve", "timestep 0.0004", "velocity all create 300 7 loop geom"
     lmp.commands_list([*OUTPUT, *motion])
     owners, rows = np.zeros((2, len(atoms)), dtype=int), []
@@ -91,9 +98,9 @@ def moving(atoms: Atoms, options: dict[str, Any]) -> dict[str, Any]:
     return results
 
 
-def main(out: str, backend: str) -> None:
+def main(out: str, backend: str, device: str = "cpu") -> None:
     """Run all cases, and save their results."""
-    found = all_results(backend)
+    found = all_results(backend, device)
     if WORLD.rank == 0:
         np.savez(out, **found)
 

@@ -52,10 +52,11 @@ def small_model(channels: int = 8, **changes: Any) -> TensorNet:
     return model
 
 
-def charged(coulomb_cutoff: float | None = 4.0) -> TensorNet2:
+def charged(coulomb_cutoff: float | None = 4.0, channels: int = 6) -> TensorNet2:
     """Return a random model with charges, whose Coulomb energy has a longer cutoff, or none."""
     zbl = ZBLConfig(1.5, 14.4)  # atoms must not meet
-    model = charged_model(num_layers=2, cutoff_upper=3.0, coulomb_cutoff=coulomb_cutoff, zbl=zbl)
+    changes = {"hidden_channels": channels, "coulomb_cutoff": coulomb_cutoff}
+    model = charged_model(num_layers=2, cutoff_upper=3.0, zbl=zbl, **changes)
     model.std.fill_(0.5)  # for forces that are no more than strong
     return model
 

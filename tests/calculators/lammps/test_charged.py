@@ -9,6 +9,7 @@ import pytest
 
 from mlff_triton.calculators.lammps import couple
 from mlff_triton.errors import BackendError, InputError
+from mlff_triton.testing import tolerance
 from tests.calculators.lammps.systems import (
     TYPES,
     charged,
@@ -40,14 +41,15 @@ def alone() -> Results:
     return all_results("cpu")
 
 
-def check_single_points(found: Results) -> None:
+def check_single_points(found: Results, device: str = "cpu", limit: float = 1e-10) -> None:
     """Compare single points with the exact module, without tables."""
-    from tests.calculators.lammps.charged_worker import CHARGE, structures
+    from tests.calculators.lammps.charged_worker import CHARGE, channels_for, structures
 
-    for name, (atoms, cutoff) in structures().items():
-        for key, value in of_engine(charged(cutoff), atoms, charge=CHARGE).items():
+    for name, (atoms, cutoff) in structures(device).items():
+        model = charged(cutoff, channels_for(device))
+        for key, value in of_engine(model, atoms, charge=CHARGE).items():
             actual, label = found[f"{name}-float64/{key}"], f"{name}, {key}"
-            np.testing.assert_allclose(actual, value, 1e-10, 1e-10, err_msg=label)
+            np.testing.assert_allclose(actual, value, limit, limit, err_msg=label)
 
 
 def test_one_process_has_the_results_of_the_exact_module(alone: Results) -> None:
@@ -79,6 +81,26 @@ def test_ranks_have_the_results_of_one_process(
     for name in ("droplets", "open"):  # ranks in the middle have no atoms
         assert (found[f"{name}-float64/n_own"] > 0).sum() == 2
     assert min(found["cubic/migrated"], found["tilted/migrated"]) > 0
+
+
+@needs_mpiexec
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["triton", "triton-graph"])
+def test_ranks_on_gpus_have_the_results_of_the_exact_module(tmp_path: Path, backend: str) -> None:
+    """Charges go from GPU to GPU if each rank has one, and otherwise through the host."""
+    results = []
+    for n_ranks in (1, 2, 4):
+        path, worker = tmp_path / f"{n_ranks}.npz", "tests.calculators.lammps.charged_worker"
+        done = run_ranks(n_ranks, ["-m", worker, str(path), backend, "cuda"], tmp_path)
+        assert done.returncode == 0, done.stderr
+        results.append(dict(np.load(path)))
+        check_single_points(results[-1], "cuda", tolerance(1))
+    for found in results[1:]:
+        for name in ("cubic", "tilted"):
+            for key in ("thermo", "positions", "forces"):
+                label = f"{name}/{key}"
+                one = results[0][label]
+                np.testing.assert_allclose(found[label], one, 1e-9, 1e-9, err_msg=label)
 
 
 def test_boxes_without_a_coulomb_energy_are_refused() -> None:
