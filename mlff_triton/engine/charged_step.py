@@ -309,6 +309,7 @@ class _Step(NamedTuple):
         ops, charge_ops = self.ops
         edges, network = self.geometry.near, self.c.interactions[k]
         map_in, map_out = self.p.layers[k]
+        gathering = None if isinstance(self.borders, PartBorders) else self.borders
         grad_x, grad_delta = grads
         grad_y, grad_message = ops.product_backward(
             grad_delta,
@@ -317,10 +318,10 @@ class _Step(NamedTuple):
             layer.message,
             self.systems.charge_factor,
             self.p.config.group,
-            0 if isinstance(self.borders, PartBorders) else self._n_others,
+            0 if gathering is None else gathering.n_others,
         )
-        if self.borders is not None and not isinstance(self.borders, PartBorders):
-            self.borders.fill(grad_message)
+        if gathering is not None:
+            gathering.fill(grad_message)
         accumulate = k + 1 < len(self.p.layers)
         given = grad_message, layer.y, grad_y, layer.terms, network, edges, layer.rows
         grad_y, grad_sent, by_edge, by_atom = charge_ops.edge_messages_backward(
@@ -328,12 +329,13 @@ class _Step(NamedTuple):
         )
         if isinstance(self.borders, PartBorders):
             grad_y, grad_sent = self.borders.reduce(grad_y), self.borders.reduce(grad_sent[None])[0]
+        # Kernels find gradients of the charges of ghosts, too.
+        receivers = edges if gathering is None or self.every is None else self.every
         grad_charges = charge_ops.charge_gradients(
-            grad_sent, by_edge, by_atom, network, self._receivers, by_charge
+            grad_sent, by_edge, by_atom, network, receivers, by_charge
         )
-        if self.borders is not None and not isinstance(self.borders, PartBorders):
-            rows = self.borders.rows_of(grad_charges)
-            grad_charges = self.borders.reduce(rows[None])[0]
+        if gathering is not None:
+            grad_charges = gathering.reduce(gathering.rows_of(grad_charges)[None])[0]
         factors = self._charge_gradients(k, grad_charges, layer.x, layer.inverse, charges)
         grad = ops.linear(grad_y, map_in.backward)
         return charge_ops.tensor_gradients(grad, grad_x, layer.x, layer.inverse, factors, delta)
@@ -379,13 +381,6 @@ class _Step(NamedTuple):
     @property
     def _n_others(self) -> int:
         return 0 if self.borders is None else self.borders.n_others
-
-    @property
-    def _receivers(self) -> Edges:
-        """Edges of all atoms whose charges get gradients: with those of ghosts, in kernels."""
-        if self.every is None or isinstance(self.borders, PartBorders):
-            return self.geometry.near
-        return self.every
 
     @property
     def _sum_parts(self) -> SumParts | None:

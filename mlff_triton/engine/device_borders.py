@@ -12,16 +12,9 @@ from torch import Tensor
 
 from mlff_triton.engine.batch import to_tensor
 from mlff_triton.engine.parameters import Parameters
-from mlff_triton.engine.part import Exchange, PartAtoms, spread
+from mlff_triton.engine.part import Exchange, PartAtoms, fetch_rows, reserved, spread
 from mlff_triton.kernels.neighbors.shells import name_rows
 from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix
-
-ALIGNMENT = 16  # of numbers of rows, for which kernels are compiled alike
-
-
-def reserved(n_atoms: int, share: int = 32) -> int:
-    """Return the rows for atoms whose number fluctuates, with one more per ``share`` atoms."""
-    return -(-(n_atoms + n_atoms // share) // ALIGNMENT) * ALIGNMENT
 
 
 class DeviceBorders:
@@ -111,11 +104,7 @@ class DeviceBorders:
     def fill(self, rows: Tensor) -> None:
         """Fetch the last rows of tensors; see `mlff_triton.engine.step.Borders`."""
         assert self._exchange is not None
-        k, n_rows, channels = rows.shape
-        per_atom = rows.transpose(0, 1)
-        received = rows.new_empty(self.n_others, k, channels)
-        self._exchange.trade(per_atom.index_select(0, self._given_rows), received)
-        per_atom[n_rows - self.n_others :] = received
+        fetch_rows(self._exchange, rows, self._given_rows, self.n_others)
 
     def rows_of(self, atoms: Tensor) -> Tensor:
         """Sum values of own atoms and ghosts; see `GatheringBorders` of a charged step."""

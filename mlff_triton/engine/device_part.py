@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from mlff_triton.engine.batch import to_tensor
-from mlff_triton.engine.charged_step import Geometry, Operators, evaluate_charged_part
-from mlff_triton.engine.device_borders import ALIGNMENT, AloneBorders, DeviceBorders, reserved
+from mlff_triton.engine.charged_step import Operators, evaluate_charged_part
+from mlff_triton.engine.device_borders import AloneBorders, DeviceBorders
 from mlff_triton.engine.device_neighbors import AtomBuffers, DeviceModel, DeviceNeighbors
 from mlff_triton.engine.device_state import DeviceState, pinned
-from mlff_triton.engine.part import PartAtoms, PartPrediction, virials_of
+from mlff_triton.engine.part import ALIGNMENT, PartAtoms, PartPrediction, reserved, virials_of
 from mlff_triton.engine.step import Outputs, Systems, evaluate_part
 from mlff_triton.engine.step_graph import StepGraph
 from mlff_triton.engine.totals import WIDTH, Totals
@@ -198,11 +198,7 @@ class PartState(DeviceState):
 
     def launch_edges(self) -> Tensor:
         """Launch the kernel that finds the edges, and return the highest status of any atom, []."""
-        self._near, self._status = self.neighbors.edges()
-        charges = self.model.parameters.charges
-        self._far = self._near if charges is not None and charges.is_truncated else None
-        if self.neighbors.has_far_edges:
-            self._far, self._status = self.neighbors.far_edges(self._status)
+        self._geometry = self._find_edges()
         return self._status.max()
 
     def launch_network(self) -> tuple[Outputs, Tensor]:
@@ -225,9 +221,9 @@ class PartState(DeviceState):
         self, borders: DeviceBorders | AloneBorders | None
     ) -> tuple[Outputs, Tensor]:
         assert self._sorted is not None
-        model = self.model
+        model, near = self.model, self._geometry.near
         if model.parameters.charges is None:
-            given = model.operators, model.parameters, self._sorted, self._near, self._status
+            given = model.operators, model.parameters, self._sorted, near, self._status
             outputs = evaluate_part(*given, self.neighbors.rows, borders)
         else:
             assert borders is not None
@@ -239,9 +235,8 @@ class PartState(DeviceState):
     def _launch_charged(self, systems: Systems, borders: DeviceBorders | AloneBorders) -> Outputs:
         """Launch the kernels of a TensorNet2."""
         operators = Operators(self.model.operators, self.model.charged_operators)
-        geometry = Geometry(self.atoms.positions, self._near, self._far)
         own = replace(systems, system_ptr=self._own_ptr)
-        given = operators, self.model.parameters, own, geometry, self.neighbors.sizes[0]
+        given = operators, self.model.parameters, own, self._geometry, self.neighbors.sizes[0]
         forces, atoms = evaluate_charged_part(*given, borders)
         totals = self.model.operators.totals(atoms, self._status, systems.system_ptr)
         return Outputs(Totals(totals), forces, atoms)

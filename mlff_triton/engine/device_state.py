@@ -163,16 +163,20 @@ class DeviceState:
     def launch(self) -> Outputs:
         """Launch the kernels of a step; a matrix must have been built."""
         assert self._sorted is not None
-        model = self.model
-        p, (near, self._status) = model.parameters, self.neighbors.edges()
+        model, p, geometry = self.model, self.model.parameters, self._find_edges()
         if p.charges is None:
-            return evaluate_step(model.operators, p, self._sorted, near, self._status)
-        far = near if p.charges.is_truncated else None
-        if self.neighbors.has_far_edges:
-            far, self._status = self.neighbors.far_edges(self._status)
-        geometry = Geometry(self.atoms.positions, near, far)
+            return evaluate_step(model.operators, p, self._sorted, geometry.near, self._status)
         operators = Operators(model.operators, model.charged_operators)
         return evaluate_charged_step(operators, p, self._sorted, geometry, self._status)
+
+    def _find_edges(self) -> Geometry:
+        """Launch the kernels that find the edges and the status of each atom."""
+        near, self._status = self.neighbors.edges()
+        charges = self.model.parameters.charges
+        far = near if charges is not None and charges.is_truncated else None
+        if self.neighbors.has_far_edges:
+            far, self._status = self.neighbors.far_edges(self._status)
+        return Geometry(self.atoms.positions, near, far)
 
     def settle(self, run: Callable[[], int]) -> None:
         """Run steps until the neighbor matrix was valid throughout the last one.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import reduce
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from mlff_triton.engine.batch import IntArray, as_array
 from mlff_triton.errors import InputError
 from mlff_triton.model.config import TensorNetConfig
 from mlff_triton.neighbors.box import FloatArray
+
+ALIGNMENT = 16  # of numbers of rows, for which kernels are compiled alike
+Count = TypeVar("Count", int, NDArray[np.int32])
 
 
 def reach(config: TensorNetConfig) -> float:
@@ -104,12 +107,25 @@ class Exchange(Protocol):
         """
 
 
+def reserved(count: Count, share: int = 32) -> Count:
+    """Return the rows for atoms whose number fluctuates, with one more per ``share`` atoms."""
+    return -(-(count + count // share) // ALIGNMENT) * ALIGNMENT
+
+
 def spread(size: int, n_own: int) -> NDArray[np.int32]:
     """Return own atoms in turn, for padding whose values are zero.
 
     Sums take as long as the atom to which most is added.
     """
     return np.arange(size, dtype=np.int32) % max(n_own, 1)
+
+
+def fetch_rows(exchange: Exchange, rows: Tensor, given: Tensor, n_others: int) -> None:
+    """Fetch the last rows of tensors [K, n, F] from other parts, which get those at ``given``."""
+    per_atom = rows.transpose(0, 1)
+    received = rows.new_empty(n_others, len(rows), rows.shape[2])
+    exchange.trade(per_atom.index_select(0, given), received)
+    per_atom[len(per_atom) - n_others :] = received
 
 
 @dataclass(frozen=True)
@@ -126,11 +142,8 @@ class PartBorders:
 
     def fill(self, rows: Tensor) -> None:
         """Fetch the last rows of tensors [K, n_rows, F] from other parts."""
-        per_atom = rows.transpose(0, 1)
         given = torch.from_numpy(self.exchange.given).to(rows.device)
-        received = torch.empty_like(per_atom[self.n_own :], memory_format=torch.contiguous_format)
-        self.exchange.trade(per_atom.index_select(0, given), received)
-        per_atom[self.n_own :] = received
+        fetch_rows(self.exchange, rows, given, self.n_others)
 
     def reduce(self, rows: Tensor) -> Tensor:
         """Add what all parts found for each atom: [K, n_rows, F] -> [K, n_own, F].

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.calculators.lammps.owners import Counts, Owners, counts_of, send_counts, send_rows
-from mlff_triton.engine.part import spread
+from mlff_triton.engine.part import reserved, spread
 
 Messages = list[tuple[int, Tensor]]
 """Tensors, and the rank that each goes to or comes from."""
@@ -111,7 +111,7 @@ class FeatureExchange:
         """Return the rows of the message for each rank; both ends find the same numbers."""
         if not self.is_queued:
             return counts
-        needed = reserved(counts)
+        needed = reserved(counts, 8)
         if last is None:
             return needed
         kept: Counts = np.where((counts <= last) & (last <= 2 * needed), last, needed)
@@ -162,12 +162,6 @@ class FeatureExchange:
     def index(self) -> int:
         """Position of this rank among those with atoms."""
         return self._ranks.index(self._comm.rank)
-
-
-def reserved(counts: Counts) -> Counts:
-    """Return sizes for fluctuating numbers of atoms: an eighth more, and 0 for 0."""
-    sizes: Counts = -(-(counts + counts // 8) // 16) * 16
-    return sizes
 
 
 def places(counts: Counts, sizes: Counts) -> Counts:

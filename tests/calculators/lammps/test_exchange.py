@@ -16,10 +16,10 @@ from mlff_triton.calculators.lammps.exchange import (
     HostTransport,
     Messages,
     places,
-    reserved,
 )
 from mlff_triton.calculators.lammps.nccl import DeviceTransport, load_library
 from mlff_triton.calculators.lammps.owners import Owners
+from mlff_triton.engine.part import reserved
 from mlff_triton.errors import BackendError
 from tests.calculators.lammps.systems import needs_lammps
 
@@ -79,8 +79,8 @@ def test_messages_on_the_host_are_as_long_as_needed():
 def test_queued_messages_keep_their_sizes():
     transport = Recorder(is_queued=True)
     first = exchange(100, transport)
-    assert first.n_rows == 500 + reserved(np.array([100]))[0]
-    assert len(first.given) == reserved(np.array([100]))[0]
+    assert first.n_rows == 500 + reserved(100, 8)
+    assert len(first.given) == reserved(100, 8)
     second = exchange(108, transport, first)
     assert second.plan == first.plan
     assert second.rows[1:].tolist() == list(range(500, 608))

@@ -11,10 +11,10 @@ import torch
 from ase import Atoms
 
 from mlff_triton.engine.device_neighbors import Capacity
-from mlff_triton.engine.device_part import DevicePart, reserved
+from mlff_triton.engine.device_part import DevicePart
 from mlff_triton.engine.device_steps import DeviceSteps
 from mlff_triton.engine.engine import Engine
-from mlff_triton.engine.part import PartAtoms, PartPrediction
+from mlff_triton.engine.part import PartAtoms, PartPrediction, reserved
 from mlff_triton.errors import BackendError, InputError, OverlappingAtomsError, UnknownElementError
 from mlff_triton.testing import assert_close, random_cluster
 from tests.support.device_steps import SKIN, Failing, batch_of, crystal, model, moved, truth

@@ -81,88 +81,36 @@ def edge_messages_backward(
     If gradients of messages to all M atoms are given, results are those of the N atoms of the
     edges. If gradients of messages to these N atoms are given, results are those of all M.
     """
-    n_atoms = len(edges.slot_begin)
-    if grad.shape[1] > n_atoms:  # an atom's edges are those that it sends
-        return _gather_gradients(grad, y, direct, terms, network, edges, slope, accumulate)
-    pairs = _pairs(network, edges)
-    receivers, senders = pairs.atoms, pairs.neighbors
-    z1 = pairs.radial + terms[0, receivers] + terms[1, senders]
-    found = _edge_gradients(z1, pairs, grad[:, receivers], y[:, senders], network)
-
-    n_charges, is_edge = len(network.charges), pairs.slots >= 0
-    opposite = edges.reverse[edges.origin[pairs.slots[is_edge]].long()].long()
-    slope[opposite] = found.slope[is_edge] + slope[opposite] if accumulate else found.slope[is_edge]
-    by_edge = grad.new_zeros(len(edges.senders), n_charges)
-    by_edge[opposite] = found.by_charge[is_edge]
-
-    sent = senders.argsort(stable=True)
-    senders, receivers = senders[sent], receivers[sent]
-    grad_sent = sum_at_receivers(found.grad_z1[sent], senders, y.shape[1])
-    grad_y = _sum_weighted(found.factors[sent], grad, receivers, senders, y.shape[1])
-    grad_y[:, : direct.shape[1]] += direct
-    return grad_y, grad_sent, by_edge, found.by_charge[~is_edge]
-
-
-def _gather_gradients(
-    grad: Tensor,
-    y: Tensor,
-    direct: Tensor,
-    terms: Tensor,
-    network: InteractionNetwork,
-    edges: Edges,
-    slope: Tensor,
-    accumulate: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute the same from the edges that atoms send, of which each has the opposite one."""
     pairs, n_atoms = _pairs(network, edges), len(edges.slot_begin)
-    senders, receivers = pairs.atoms, pairs.neighbors
-    opposite = terms.flip(0)
-    z1 = pairs.radial + opposite[0, senders] + opposite[1, receivers]
-    found = _edge_gradients(z1, pairs, grad[:, receivers], y[:, senders], network)
-    n_charges, is_edge = len(network.charges), pairs.slots >= 0
-    origin = edges.origin[pairs.slots[is_edge]].long()
-    slope[origin] = found.slope[is_edge] + slope[origin] if accumulate else found.slope[is_edge]
-    by_edge = grad.new_zeros(len(edges.senders), n_charges)
-    by_edge[origin] = found.by_charge[is_edge]
-    grad_sent = sum_at_receivers(found.grad_z1, senders, n_atoms)
-    grad_y = _sum_weighted(found.factors, grad, receivers, senders, n_atoms) + direct
-    return grad_y, grad_sent, by_edge, found.by_charge[~is_edge]
-
-
-class _EdgeGradients(NamedTuple):
-    """Gradients of the networks of edges.
-
-    Attributes
-    ----------
-    grad_z1 : [E + N, F]
-        Gradients of the first hidden values.
-    by_charge : [E + N, Q]
-        Gradients of receivers' charges.
-    slope : [E + N]
-        Derivatives by the distances.
-    factors : [E + N, 3 F]
-        Factors of the messages.
-    """
-
-    grad_z1: Tensor
-    by_charge: Tensor
-    slope: Tensor
-    factors: Tensor
-
-
-def _edge_gradients(
-    z1: Tensor, pairs: _Pairs, grad: Tensor, y: Tensor, network: InteractionNetwork
-) -> _EdgeGradients:
-    """Differentiate networks, given z1 [E + N, F], gradients of messages, and tensors sent."""
+    gathers = grad.shape[1] > n_atoms  # then atoms have the edges that they send
+    receivers, senders = pairs.atoms, pairs.neighbors
+    if gathers:
+        receivers, senders = senders, receivers
+    z1 = pairs.radial + terms[0, receivers] + terms[1, senders]
     z2, z3 = _hidden(z1, network)
     values = activate(z3, network.activation)
-    grad_factors = dot_parts(grad, y).transpose(0, 1).flatten(1)
+
+    grad_factors = dot_parts(grad[:, receivers], y[:, senders]).transpose(0, 1).flatten(1)
     grad_z3 = grad_factors * pairs.cutoff * activate_derivative(z3, network.activation)
     grad_z2 = grad_z3 @ network.third_adjoint.T * activate_derivative(z2, network.activation)
     grad_z1 = grad_z2 @ network.second_adjoint.T * activate_derivative(z1, network.activation)
-    slope = (grad_factors * values * pairs.cutoff_slope).sum(1) + (grad_z1 * pairs.slope).sum(1)
-    by_charge = (grad_z1 @ network.receiver)[:, : len(network.charges)]
-    return _EdgeGradients(grad_z1, by_charge, slope, values * pairs.cutoff)
+
+    n_charges, is_edge = len(network.charges), pairs.slots >= 0
+    found = (grad_factors * values * pairs.cutoff_slope).sum(1) + (grad_z1 * pairs.slope).sum(1)
+    by_charge = (grad_z1 @ network.receiver)[:, :n_charges]
+    origin = edges.origin[pairs.slots[is_edge]].long()
+    out = origin if gathers else edges.reverse[origin].long()
+    slope[out] = found[is_edge] + slope[out] if accumulate else found[is_edge]
+    by_edge = grad.new_zeros(len(edges.senders), n_charges)
+    by_edge[out] = by_charge[is_edge]
+
+    sent, n_senders = senders.argsort(stable=True), n_atoms if gathers else y.shape[1]
+    senders, receivers = senders[sent], receivers[sent]
+    grad_sent = sum_at_receivers(grad_z1[sent], senders, n_senders)
+    factors = (values * pairs.cutoff)[sent]
+    grad_y = _sum_weighted(factors, grad, receivers, senders, n_senders)
+    grad_y[:, : direct.shape[1]] += direct
+    return grad_y, grad_sent, by_edge, by_charge[~is_edge]
 
 
 def cosine_cutoff(distance: Tensor, lower: float, upper: float) -> tuple[Tensor, Tensor]:
