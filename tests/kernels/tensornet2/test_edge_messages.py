@@ -244,6 +244,34 @@ def test_missing_opposites_lead_nowhere(device, monkeypatch):
     assert torch.equal(found[:, -1], expected[:, -1])  # which has no neighbors
 
 
+def of_part(module, n_own, **options):
+    """Return both passes for the first atoms, which also send to others that hear elsewhere."""
+
+    def of_edges(grad, y, direct, terms, parts, edges, slope, add):
+        slope, own = slope.clone(), edges.of_first(n_own)
+        given = terms, network(parts, **options), own
+        message, rows = module.edge_messages(y, *given, module.edge_rows(own))
+        inputs = grad, y, direct[:, :n_own].contiguous(), *given, rows, slope, add
+        grad_y, *by_charge = module.edge_messages_backward(*inputs)
+        plain = network(parts, **options | PLAIN)
+        grad_charges = module.charge_gradients(*by_charge, plain, edges, None)
+        return message, grad_y, by_charge[0], grad_charges, at_origins(slope, own)
+
+    return of_edges
+
+
+@pytest.mark.parametrize(("n_own", "channels"), [(3, 32), (20, 64)])
+def test_messages_of_some_atoms(n_own, channels, fused, dtype):
+    operator, device = fused
+    inputs = backward_inputs(31, channels, 5, add=True)
+    functions = of_part(operator, n_own), of_part(reference, n_own, **PLAIN)
+    assert_matches(*functions, inputs, device, dtype, 1)
+    _, grad_y, grad_sent, *_ = functions[1](*inputs)
+    whole_y, whole_sent, *_ = gradients(reference, **PLAIN)(*inputs)
+    assert_close(grad_y, whole_y[:, :n_own], 1)
+    assert_close(grad_sent, whole_sent[:n_own], 1)
+
+
 @pytest.mark.parametrize("size", [1, 63])
 def test_charges(size, family, dtype):
     operator, device = family
