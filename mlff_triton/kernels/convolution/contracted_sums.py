@@ -133,12 +133,6 @@ def _load_scales(sums, packed, at, row, live, N: tl.constexpr):
     )
 
 
-@triton.jit
-def _add_block(total, block, scale, K: tl.constexpr, EDGES: tl.constexpr, LOSS: tl.constexpr):
-    """Add sums of K products, of which one factor is a sum of EDGES products, in their unit."""
-    return tl.fma(untruncated(untruncated(block, K, LOSS), EDGES, LOSS), scale, total)
-
-
 @triton.jit(do_not_specialize=_NUMBERS)
 def _contraction_kernel(
     sums,
@@ -185,19 +179,16 @@ def _contraction_kernel(
             scales = _load_scales(sums, packed, at + following, first_packed + following, live, N)
             scale = unit[:, None] * w_unit[None, :]
             total += outer[:, None] * bias[None, :]
-            block = tl.zeros((M, N), ACC)
+            of_row = tl.zeros((M, N), ACC)  # a sum of few terms, which loses less than the total
             x_ptr, w_ptr = values_ptr + row * K, weight_ptr + row * K * N
             for b in tl.static_range(len(BLOCKS)):
                 k = tl.arange(0, BLOCKS[b])
                 x = load(x_ptr + k[None, :], live[:, None], n_sums, K, "halves")
                 w = load(w_ptr + k[:, None] * N, None, n_weights, N, "halves")
-                block = product(x, w, "halves", block)
+                of_row += untruncated(product(x, w, "halves"), BLOCKS[b], LOSS)
                 x_ptr += k.shape[0]
                 w_ptr += k.shape[0] * N
-                if b == 1 and len(BLOCKS) == 4:  # longer sums lose more than is known
-                    total = _add_block(total, block, scale, K, EDGES, LOSS)
-                    block = tl.zeros((M, N), ACC)
-            total = _add_block(total, block, scale, K, EDGES, LOSS)
+            total = tl.fma(untruncated(of_row, EDGES, LOSS), scale, total)
         receiver, m = i // components, i % components
         out_ptr += (tl.program_id(2) * tl.cast(part_size, tl.int64)) + column
         pointers = out_ptr + (receiver.to(tl.int64) * n_out + m)[:, None] + n[None, :] * components
