@@ -197,3 +197,40 @@ def test_interrupted_labeling_resumes(stand_in, small, tmp_path, training_module
     stand_in.write_bytes(stand_in.read_bytes() + b"\0")
     with pytest.raises(SystemExit, match="choose another --out"):
         module.run(arguments)
+
+
+def test_small_molecules_come_in_turns(small, training_modules):
+    density = training_modules("label_dft")
+    names = [name for name, _ in density.chosen(small, ["H", "O", "N", "C"], 2)]
+    assert len(set(names)) == len(names)
+    molecules = ["water", "ammonia", "methanol", "ammonium", "ethylene"]
+    assert names[: len(molecules)] == [f"{name}-0-0" for name in molecules]
+    assert not any(name.startswith(("ethanol", "chloride")) for name in names)
+
+
+def test_labels_of_density_functionals_can_be_trained_on(small, tmp_path, training_modules):
+    density = training_modules("label_dft")
+    known = {}
+    for name, sample in density.chosen(small, ["H", "O", "N", "C"], 1):
+        n = len(sample.structure.numbers)
+        largest = 100.0 if name == "water-0-0" else 1.0
+        known[name] = (
+            sample,
+            -2081.0 * n,
+            [[largest, 0, 0], [-largest, 0, 0], *[[0, 0, 0]] * (n - 2)],
+        )
+    density.write(known, argparse.Namespace(out=tmp_path / "small.h5", weight=10.0))
+    frames = read_frames([str(tmp_path / "neutral-small.h5")], Labels())
+    neutral = [sample for sample, *_ in known.values() if not sample.structure.charge]
+    assert len(frames) == len(neutral) - 1
+    charged = read_frames([str(tmp_path / "charged-small.h5")], Labels())
+    assert set(charged.charge) == {1.0}
+
+
+def test_a_functional_labels_water(small, training_modules):
+    pytest.importorskip("pyscf", reason="needs PySCF: pip install pyscf pyscf-dispersion")
+    density = training_modules("label_dft")
+    item = next(iter(density.chosen(small, ["H", "O"], 1)))
+    _, energy, forces = density.labeled(item)
+    assert energy == pytest.approx(-2081.03, abs=0.1)
+    np.testing.assert_allclose(np.sum(forces, axis=0), 0, atol=0.01)
