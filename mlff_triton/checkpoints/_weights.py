@@ -11,8 +11,8 @@ from torch import Tensor
 
 from mlff_triton.checkpoints._reading import MAX_FILE_BYTES
 from mlff_triton.errors import CheckpointError
-from mlff_triton.model.config import TensorNetConfig
-from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.model.config import MAX_CHANNELS, TensorNetConfig
+from mlff_triton.model.tensornet import UNCERTAINTY, TensorNet
 from mlff_triton.model.tensornet2 import model_of
 from mlff_triton.neighbors.graph import Graph
 
@@ -70,7 +70,8 @@ def build_model(
     config : TensorNetConfig
         The architecture: that of a `TensorNet2` if it is a `TensorNet2Config`.
     state : mapping of str to Tensor
-        All weights by their names in `TensorNet`, without the energy scale.
+        All weights by their names in `TensorNet`, without the energy scale. Those of the model's
+        uncertainty may be missing.
     scale : mapping of str to Tensor
         The energy scale in eV: ``std``, ``mean`` and ``references``.
     name : str
@@ -98,6 +99,7 @@ def build_model(
         _check_shape(state[key], shape, key, name)
     dtype = torch.promote_types(state["embedding.pair.weight"].dtype, torch.float32)
     model = model_of(config).to(dtype)
+    _allocate_uncertainty(model, state, name)
     _load_weights(model, state, name)
     for key in SCALE:
         value, own = scale[key], getattr(model, key)
@@ -109,6 +111,26 @@ def build_model(
         setattr(model, key, value.double().reshape(own.shape))
     _check_energies(model, name)
     return model.eval()
+
+
+def _allocate_uncertainty(model: TensorNet, state: Mapping[str, Tensor], name: str) -> None:
+    """Give a model the buffers of its uncertainty, if the weights have them."""
+    key, limit = UNCERTAINTY
+    if key not in state:
+        return
+    readout, given = model.readout, state[key]
+    n_rows = len(given) if given.ndim == 2 else 0
+    if not 0 < n_rows <= MAX_CHANNELS:
+        raise CheckpointError(
+            f"{name}: {key} has shape {list(given.shape)}, expected 1 to {MAX_CHANNELS} rows"
+        )
+    readout.uncertainty = torch.zeros(n_rows, readout.head.last_channels, dtype=model.dtype)
+    if limit in state:
+        _check_shape(state[limit], (), limit, name)
+        _check_numbers(state[limit], limit, name)
+        if not float(state[limit]) > 0:
+            raise CheckpointError(f"{name}: {limit} must be above 0, not {float(state[limit]):g}")
+        readout.uncertainty_limit = torch.zeros((), dtype=model.dtype)
 
 
 def _load_weights(model: TensorNet, state: Mapping[str, Tensor], name: str) -> None:
@@ -136,9 +158,11 @@ def _check_energies(model: TensorNet, name: str) -> None:
     single = model if model.dtype == torch.float32 else copy.deepcopy(model).float()
     with torch.no_grad():
         vectors = graph.vectors(positions, None, None).float()
-        energies = single(numbers, vectors, graph, torch.zeros(len(numbers)))
-    if not torch.isfinite(energies).all():
-        raise CheckpointError(f"{name}: the energies of its model are not finite in float32")
+        found = single.atom_results(numbers, vectors, graph, torch.zeros(len(numbers)))
+    results = {"energies": found.energies, "uncertainties": found.uncertainty}
+    for kind, values in results.items():
+        if values is not None and not torch.isfinite(values).all():
+            raise CheckpointError(f"{name}: the {kind} of its model are not finite in float32")
 
 
 def _check_shape(value: Tensor, shape: tuple[int, ...], key: str, name: str) -> None:

@@ -68,6 +68,7 @@ def _description(path: Path, model: TensorNet | Ensemble) -> list[tuple[str, str
         ("head", config.head),
         ("priors", zbl),
         *_charge_rows(config),
+        ("uncertainty", _uncertainty(model)),
         ("parameters", f"{sum(p.numel() for p in first.parameters()):,} ({first.dtype})"),
         ("std", f"{first.std.item():.6g} eV"),
         ("mean", f"{first.mean.item():.6g} eV"),
@@ -117,6 +118,15 @@ def _variant(config: TensorNetConfig) -> str:
 
     name = "TensorNet2" if isinstance(config, TensorNet2Config) else "TensorNet"
     return f"{'TorchMD-NET' if config.self_loops else 'MatGL'} {name}"
+
+
+def _uncertainty(model: TensorNet | Ensemble) -> str:
+    """Say whether a model knows the error of the force on each atom."""
+    if not model.has_uncertainty:
+        return "not known; mlff-triton train makes models that know it"
+    limit = model.uncertainty_limit
+    above = "" if limit is None else f", unusual above {limit:.3g} eV/Å"
+    return f"expected force error of each atom{above}"
 
 
 def _charge_rows(config: TensorNetConfig) -> list[tuple[str, str]]:

@@ -100,11 +100,12 @@ def evaluate_charged_step(
     assert p.charges is not None
     assert systems.charged is not None
     step = _Step(ops, p, p.charges, systems, systems.charged, geometry)
-    energies, edge_grad, coulomb = step.evaluate()
+    energies, edge_grad, coulomb, uncertainty = step.evaluate()
     given = ops.network, p, systems, geometry.near, energies, edge_grad
     forces, atoms = forces_and_sums(*given, _forces_of(coulomb))
     totals = ops.network.totals(atoms, status, systems.system_ptr)
-    return Outputs(Totals(totals), forces, atoms, None if coulomb is None else coulomb.charges)
+    partial = None if coulomb is None else coulomb.charges
+    return Outputs(Totals(totals), forces, atoms, partial, uncertainty)
 
 
 def evaluate_charged_part(
@@ -114,7 +115,7 @@ def evaluate_charged_part(
     geometry: Geometry,
     n_own: int,
     borders: PartBorders | GatheringBorders,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Compute the energies of own atoms, and forces on all atoms that come from them.
 
     Parameters
@@ -133,8 +134,8 @@ def evaluate_charged_part(
 
     Returns
     -------
-    float64 [N, 3], float64 [7, N]
-        Same as `Outputs.forces` and `Outputs.atoms`.
+    float64 [N, 3], float64 [7, N], [N] or None
+        Same as `Outputs.forces`, `Outputs.atoms` and `Outputs.uncertainty`.
     """
     assert p.charges is not None
     assert systems.charged is not None
@@ -148,9 +149,9 @@ def evaluate_charged_part(
     charged = replace(systems.charged, system=systems.charged.system[:n_own])
     given = ops, p, p.charges, replace(systems, order=order), charged, own
     step = _Step(*given, borders, near)
-    energies, edge_grad, coulomb = step.evaluate()
+    energies, edge_grad, coulomb, uncertainty = step.evaluate()
     found = ops.network, p, systems, near, energies, edge_grad
-    return part_forces_and_sums(*found, _forces_of(coulomb))
+    return *part_forces_and_sums(*found, _forces_of(coulomb)), uncertainty
 
 
 def _forces_of(coulomb: CoulombSums | None) -> tuple[Tensor, Tensor] | None:
@@ -191,14 +192,17 @@ class _Step(NamedTuple):
     borders: PartBorders | GatheringBorders | None = None
     every: Edges | None = None
 
-    def evaluate(self) -> tuple[Tensor, Tensor, CoulombSums | None]:
-        """Compute the network's energies [N], gradients [3, slots] and the Coulomb energy."""
+    def evaluate(self) -> tuple[Tensor, Tensor, CoulombSums | None, Tensor | None]:
+        """Compute the network's energies [N], gradients [3, slots] and the Coulomb energy.
+
+        The last result are the uncertainties of the atoms, as from `read_out`.
+        """
         ops, p, edges = self.ops.network, self.p, self.geometry.near
         embedded, x, inverse = embed(ops, p, self.systems, edges)
         x, kept, charges, every = self._pass_layers(x, inverse)
         coulomb = self._interact(every)
 
-        energies, grad = read_out(ops, p, x)
+        energies, grad, uncertainty = read_out(ops, p, x, self.systems.order)
         factor = self.systems.charge_factor
         grad_x, grad_delta = ops.readout_backward(
             grad, x, p.readout.gain, p.readout.adjoint, kept[-1].delta, factor
@@ -228,7 +232,7 @@ class _Step(NamedTuple):
             grad_x, embedded.mapped, embedded.scales, p.config.activation
         )
         edge_grad = embedding_gradients(ops, p, self.systems, edges, embedded, grads, slope)
-        return energies, edge_grad, coulomb
+        return energies, edge_grad, coulomb, uncertainty
 
     def _pass_layers(
         self, x: Tensor, inverse: Tensor

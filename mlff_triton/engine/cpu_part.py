@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mlff_triton.engine.batch import Batch
 from mlff_triton.engine.charged_step import evaluate_charged_part
 from mlff_triton.engine.cpu_state import CpuModel, geometry_of
-from mlff_triton.engine.host_part import HostPart, systems_of_part
+from mlff_triton.engine.host_part import HostPart, PartResults, systems_of_part
 from mlff_triton.engine.part import OwnImages, PartAtoms, PartBorders
 from mlff_triton.engine.step import evaluate_part
 from mlff_triton.kernels.common.cpu.compilation import compile_ahead
@@ -50,7 +49,7 @@ class CpuPart(HostPart):
         self._neighbors = self._model.neighbors(None if exchange is None else self._atoms.n_own)
         self._rows = torch.from_numpy(self._atoms.rows)
 
-    def _evaluate(self, positions: FloatArray) -> tuple[Tensor, Tensor]:
+    def _evaluate(self, positions: FloatArray) -> PartResults:
         if not self._is_compiled:
             self._is_compiled = True
             compile_ahead(self._rehearse)
@@ -65,7 +64,7 @@ class CpuPart(HostPart):
         part._compute(sample.positions)
 
     @own_threads()
-    def _compute(self, positions: FloatArray) -> tuple[Tensor, Tensor]:
+    def _compute(self, positions: FloatArray) -> PartResults:
         ops, p = self._model.operators, self._model.parameters
         batch = self._batch.with_positions(positions)
         edges = self._neighbors.update(batch)
@@ -89,4 +88,4 @@ class CpuPart(HostPart):
             rename_senders(edges, self._rows)
         given = ops.network, p, systems, edges, self._status
         outputs = evaluate_part(*given, rows, borders)
-        return outputs.forces, outputs.atoms
+        return outputs.forces, outputs.atoms, outputs.uncertainty

@@ -33,9 +33,12 @@ class DeviceBatches:
         self._staged = self._staging.numpy()
         totals = Totals(pinned(model.device, n_systems, WIDTH))
         forces, energies = pinned(model.device, n_atoms, 3), pinned(model.device, 1, n_atoms)
-        has_charges = model.parameters.has_charges
-        charges = pinned(model.device, n_atoms, dtype=model.dtype) if has_charges else None
-        self._downloaded = Outputs(totals, forces, energies, charges)
+        p = model.parameters
+        some = (
+            pinned(model.device, n_atoms, dtype=model.dtype) if has_them else None
+            for has_them in (p.has_charges, p.has_uncertainty)
+        )
+        self._downloaded = Outputs(totals, forces, energies, *some)
         self._prediction = self._downloaded.prediction
         self._status = totals.status.numpy()
 
@@ -89,8 +92,10 @@ class DeviceBatches:
         downloaded.totals.values.copy_(outputs.totals.values, non_blocking=True)
         downloaded.forces.copy_(outputs.forces, non_blocking=True)
         downloaded.atom_energies.copy_(outputs.atom_energies, non_blocking=True)
-        if downloaded.charges is not None and outputs.charges is not None:
-            downloaded.charges.copy_(outputs.charges, non_blocking=True)
+        for name in ("charges", "uncertainty"):
+            target, source = getattr(downloaded, name), getattr(outputs, name)
+            if target is not None:
+                target.copy_(source, non_blocking=True)
 
     def _upload(self) -> None:
         self._state.atoms.positions.copy_(self._staging, non_blocking=True)

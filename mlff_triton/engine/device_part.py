@@ -21,7 +21,14 @@ from mlff_triton.engine.charged_step import Operators, evaluate_charged_part
 from mlff_triton.engine.device_borders import AloneBorders, DeviceBorders
 from mlff_triton.engine.device_neighbors import AtomBuffers, DeviceModel, DeviceNeighbors
 from mlff_triton.engine.device_state import DeviceState, pinned
-from mlff_triton.engine.part import ALIGNMENT, PartAtoms, PartPrediction, reserved, virials_of
+from mlff_triton.engine.part import (
+    ALIGNMENT,
+    PartAtoms,
+    PartPrediction,
+    own_errors,
+    reserved,
+    virials_of,
+)
 from mlff_triton.engine.step import Outputs, Systems, evaluate_part
 from mlff_triton.engine.step_graph import StepGraph
 from mlff_triton.engine.totals import WIDTH, Totals
@@ -237,9 +244,9 @@ class PartState(DeviceState):
         operators = Operators(self.model.operators, self.model.charged_operators)
         own = replace(systems, system_ptr=self._own_ptr)
         given = operators, self.model.parameters, own, self._geometry, self.neighbors.sizes[0]
-        forces, atoms = evaluate_charged_part(*given, borders)
+        forces, atoms, uncertainty = evaluate_charged_part(*given, borders)
         totals = self.model.operators.totals(atoms, self._status, systems.system_ptr)
-        return Outputs(Totals(totals), forces, atoms)
+        return Outputs(Totals(totals), forces, atoms, None, uncertainty)
 
     @property
     def is_queued(self) -> bool:
@@ -278,6 +285,8 @@ class PartBuffers:
         self._totals = Totals(pinned(model.device, 2, WIDTH))
         self._forces = pinned(model.device, n_rows, 3)
         self._energies = pinned(model.device, n_rows)
+        knows = model.parameters.has_uncertainty
+        self._uncertainty = pinned(model.device, n_rows, dtype=model.dtype) if knows else None
 
     def set_part(self, part: PartAtoms) -> None:
         """Upload other atoms; see `PartState.set_part`."""
@@ -301,12 +310,14 @@ class PartBuffers:
         else:
             n_rows = self._part.n_own if self._state.sums_forces else n_atoms
             forces = self._forces.numpy()[:n_rows]
+        known = self._uncertainty
         return PartPrediction(
             energy=float(self._totals.energy[0]),
             forces=forces,
             virial=self._totals.virial[0].numpy().copy(),
             atom_energies=self._energies.numpy()[: self._part.n_own],
             atom_virials=virials,
+            uncertainty=None if known is None else own_errors(known, self._part),
         )
 
     def _find_edges(self) -> int:
@@ -335,6 +346,8 @@ class PartBuffers:
         self._totals.values.copy_(outputs.totals.values, non_blocking=True)
         self._forces.copy_(forces, non_blocking=True)
         self._energies.copy_(outputs.atom_energies, non_blocking=True)
+        if self._uncertainty is not None and outputs.uncertainty is not None:
+            self._uncertainty.copy_(outputs.uncertainty, non_blocking=True)
         return outputs
 
     def _upload(self) -> None:

@@ -93,13 +93,13 @@ class DeviceStream:
         if charges is not None and charges.is_truncated:
             invalid |= charges.is_too_low(state.atoms.cell, state.atoms.pbc)
         of_atom = torch.index_select(invalid, 0, state.atoms.system)
-        partial = outputs.charges
+        some = {"charges": outputs.charges, "uncertainty": outputs.uncertainty}
         return Prediction(
             energy=outputs.totals.energy.masked_fill(invalid, torch.nan),
             forces=outputs.forces.masked_fill(of_atom[:, None], torch.nan),
             virial=outputs.totals.virial.masked_fill(invalid[:, None, None], torch.nan),
             atom_energies=outputs.atom_energies.masked_fill(of_atom, torch.nan),
-            charges=None if partial is None else partial.masked_fill(of_atom, torch.nan),
+            **{k: t.masked_fill(of_atom, torch.nan) for k, t in some.items() if t is not None},
         )
 
     def _place(self) -> None:

@@ -32,7 +32,6 @@ from mlff_triton.engine.steps import CANNOT_PREPARE, ResidentStep, Steps, Tensor
 from mlff_triton.engine.system_part import SystemPart
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.kernels.common.compilers import start_early
-from mlff_triton.model.known_domain import domain_of
 from mlff_triton.model.prediction import Ensemble, Prediction, check_neutral, members_of
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.box import Box, FloatArray
@@ -78,6 +77,10 @@ class Engine:
         Structures that the model was trained for, if they are recorded.
     has_charges : bool
         True if the model predicts partial charges.
+    has_uncertainty : bool
+        True if the model predicts the uncertainty of each atom.
+    uncertainty_limit : float or None
+        Uncertainty in eV/Å above which an atom is unlike those that the model was made for.
     recipe : tuple
         Arguments from which an equal engine is made, in order.
     is_local : bool
@@ -135,12 +138,14 @@ class Engine:
         members = members_of(loaded)
         hashes = [member.weights_hash for member in members]
         self.weights = "-".join(hashes)
-        self.known_domain = domain_of(hashes)
+        self.known_domain = loaded.known_domain
         # Files may change or move, so that only names of shipped models last.
         lasting = model if isinstance(model, str) and is_shipped(model) else copy.deepcopy(loaded)
         self.recipe = lasting, device, dtype, backend, precision, skin
         self.uses_charge = loaded.uses_charge
         self.has_charges = loaded.has_charges
+        self.has_uncertainty = loaded.has_uncertainty
+        self.uncertainty_limit = loaded.uncertainty_limit
         self.is_local = loaded.is_local
         self.cutoff = loaded.cutoff
         self.elements = frozenset.intersection(*(frozenset(m.config.elements) for m in members))

@@ -11,13 +11,21 @@ from torch import Tensor
 from mlff_triton.engine.batch import to_tensor
 from mlff_triton.engine.charged_step import Geometry, Operators, evaluate_charged_part
 from mlff_triton.engine.parameters import Parameters
-from mlff_triton.engine.part import PartAtoms, PartBorders, PartPrediction, virials_of
+from mlff_triton.engine.part import (
+    PartAtoms,
+    PartBorders,
+    PartPrediction,
+    own_errors,
+    virials_of,
+)
 from mlff_triton.engine.step import ChargedAtoms, Systems, evaluate_part
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.box import FloatArray
 from mlff_triton.neighbors.graph import Graph
 from mlff_triton.neighbors.verlet_list import VerletList
+
+PartResults = tuple[Tensor, Tensor, Tensor | None]
 
 
 class HostPart(ABC):
@@ -43,7 +51,7 @@ class HostPart(ABC):
 
     def step(self, positions: FloatArray, *, per_atom: bool) -> PartPrediction:
         """Compute the current atoms, of which at least one is own, in Å and eV."""
-        forces, atoms = self._evaluate(positions)
+        forces, atoms, uncertainty = self._evaluate(positions)
         virials = virials_of(atoms[1:].cpu())
         energies = atoms[0, : self._atoms.n_own].cpu().numpy()
         return PartPrediction(
@@ -52,6 +60,7 @@ class HostPart(ABC):
             virial=virials.sum(0),
             atom_energies=energies,
             atom_virials=virials if per_atom else None,
+            uncertainty=None if uncertainty is None else own_errors(uncertainty, self._atoms),
         )
 
     @abstractmethod
@@ -59,8 +68,8 @@ class HostPart(ABC):
         """Look up what depends on the current atoms."""
 
     @abstractmethod
-    def _evaluate(self, positions: FloatArray) -> tuple[Tensor, Tensor]:
-        """Return forces [N, 3], and energies and virials [7, N] of atoms, as `forces` does."""
+    def _evaluate(self, positions: FloatArray) -> PartResults:
+        """Return forces [N, 3], energies and virials [7, N], and uncertainties, as `Outputs`."""
 
 
 class ListPart(HostPart):
@@ -81,12 +90,12 @@ class ListPart(HostPart):
     def _prepare(self) -> None:
         self._list = VerletList(self._cutoff, self._skin)
 
-    def _evaluate(self, positions: FloatArray) -> tuple[Tensor, Tensor]:
+    def _evaluate(self, positions: FloatArray) -> PartResults:
         graph = self._list.update(positions, None, False)
         return self._compute(graph.to(self.device), torch.from_numpy(positions).to(self.device))
 
     @abstractmethod
-    def _compute(self, graph: Graph, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _compute(self, graph: Graph, positions: Tensor) -> PartResults:
         """Return the results of `HostPart._evaluate`, given a graph and positions [N, 3]."""
 
 
@@ -110,11 +119,12 @@ class ExactPart(ListPart):
         self._model.species(self._numbers)
         self._charges = self._charge.expand(len(self._numbers))
 
-    def _compute(self, graph: Graph, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _compute(self, graph: Graph, positions: Tensor) -> PartResults:
         n_own, vectors = self._atoms.n_own, graph.vectors(positions, None, None)
         given = vectors.to(self._model.dtype).detach().requires_grad_()
         with torch.enable_grad():
-            energies = self._model(self._numbers, given, graph, self._charges)[:n_own]
+            found = self._model.atom_results(self._numbers, given, graph, self._charges)
+            energies = found.energies[:n_own]
             gradient = torch.autograd.grad(energies.sum(), given)[0].double()
         n_atoms = len(self._numbers)
         pull = gradient[graph.reverse] - gradient
@@ -125,7 +135,7 @@ class ExactPart(ListPart):
         atoms = pull.new_zeros(7, n_atoms)
         atoms[1:] = atoms[1:].index_add(1, graph.receivers, shares)
         atoms[0, :n_own] = energies.detach() + self._model.mean / self._atoms.n_total
-        return forces, atoms
+        return forces, atoms, found.uncertainty
 
 
 class SequencePart(ListPart):
@@ -163,7 +173,7 @@ class SequencePart(ListPart):
         self._systems = systems_of_part(self._parameters, self._atoms, self._charge)
         self._rows = to_tensor(self._atoms.rows, self.device)
 
-    def _compute(self, graph: Graph, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _compute(self, graph: Graph, positions: Tensor) -> PartResults:
         p, systems, n_own = self._parameters, self._systems, self._atoms.n_own
         vectors = graph.vectors(positions, None, None)
         edges, exchange = self._edges(graph, vectors), self._atoms.exchange
@@ -184,7 +194,7 @@ class SequencePart(ListPart):
             borders = PartBorders(exchange, n_own)
         given = self._operators.network, p, systems, edges, status
         outputs = evaluate_part(*given, rows, borders)
-        return outputs.forces, outputs.atoms
+        return outputs.forces, outputs.atoms, outputs.uncertainty
 
     def _edges(self, graph: Graph, vectors: Tensor) -> Edges:
         """Return the edges of a graph, whose senders are rows of the exchange, if there is one."""

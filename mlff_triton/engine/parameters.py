@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from mlff_triton.engine.charge_parameters import ChargeParameters, bonded_nuclei
 from mlff_triton.engine.radial_tables import TOLERANCES, RadialTables, find_knots, tabulate
@@ -19,7 +20,7 @@ from mlff_triton.errors import UnsupportedModelError
 from mlff_triton.kernels.numerics.split import SplitWeight
 from mlff_triton.kernels.types.nuclei import Nuclei
 from mlff_triton.model.config import TensorNet2Config, TensorNetConfig, unknown_elements
-from mlff_triton.model.readout import GatedHead, ScalarHead
+from mlff_triton.model.readout import GatedHead, Readout, ScalarHead
 from mlff_triton.model.tensornet import IrrepLinear, TensorNet
 from mlff_triton.model.tensornet2 import TensorNet2, check_coulomb_box
 from mlff_triton.model.zbl import nuclei_of
@@ -106,6 +107,8 @@ class Parameters:
         Radial networks.
     scalar, embedding, layers, readout, head
         Weights; ``layers`` holds a pair (in, out) per layer.
+    deviations : SplitWeight [K, H], optional
+        Map U from the head's last hidden values to the uncertainty of an atom, if the model has it.
     references : float64 [S]
         Energy of each element, eV.
     mean : float64 [1]
@@ -126,6 +129,7 @@ class Parameters:
     layers: list[tuple[TensorMaps, TensorMaps]]
     readout: ReadoutWeights
     head: ScalarHeadWeights | DeepHeadWeights | GatedHeadWeights
+    deviations: SplitWeight | None
     references: Tensor
     mean: Tensor
     nuclei: list[Nuclei]
@@ -135,6 +139,11 @@ class Parameters:
     def cutoff(self) -> float:
         """Cutoff in Å of the neighbor list that a step needs."""
         return self.config.cutoff if self.charges is None else self.charges.list_cutoff
+
+    @property
+    def has_uncertainty(self) -> bool:
+        """True if the model predicts the uncertainty of each atom."""
+        return self.deviations is not None
 
     @property
     def has_charges(self) -> bool:
@@ -249,6 +258,7 @@ class Parameters:
                 adjoint=adjoint,
             ),
             head=_head(readout.head, exact.std, device, dtype, tf32),
+            deviations=_deviations(readout, device, dtype, tf32),
             references=exact.references,
             mean=exact.mean.reshape(1),
             nuclei=nuclei,
@@ -283,7 +293,7 @@ def _head(
         linears = [_linear(module) for module in modules]
         return [(converted(linear.weight.T), converted(linear.bias)) for linear in linears]
 
-    if isinstance(head, ScalarHead) and len(head.hidden):
+    if isinstance(head, ScalarHead) and not _is_padded(head):
         last = _linear(head.linear2)
         to_ev = converted(last.weight.T * scale), converted(last.bias * scale)
         return DeepHeadWeights([*chain([head.linear1, *head.hidden]), to_ev])
@@ -301,6 +311,30 @@ def _head(
         )
     assert isinstance(head, GatedHead)
     return GatedHeadWeights(chain(head.values), chain(head.gates), float(scale))
+
+
+def _deviations(
+    readout: Readout, device: torch.device, dtype: torch.dtype, tf32: bool
+) -> SplitWeight | None:
+    """Return the map of a readout to uncertainties, of as many rows as kernels take.
+
+    Norms depend on ``U^T U`` alone, so that no more rows than columns are needed.
+    """
+    given = readout.uncertainty
+    if given is None:
+        return None
+    if len(given) > given.shape[1]:
+        given = torch.linalg.qr(given, mode="r").R
+    missing = max(0, SMALLEST_HIDDEN - given.shape[1]) if _is_padded(readout.head) else 0
+    n_rows = max(SMALLEST_HIDDEN, 1 << (len(given) - 1).bit_length())
+    padding = (0, missing, 0, n_rows - len(given))
+    weight = functional.pad(given, padding).to(device, dtype)
+    return SplitWeight.of(weight, tf32)
+
+
+def _is_padded(head: nn.Module) -> bool:
+    """Return True for heads whose hidden values kernels pad."""
+    return isinstance(head, ScalarHead) and not len(head.hidden)
 
 
 def _linear(module: nn.Module) -> nn.Linear:

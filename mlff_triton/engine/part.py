@@ -292,6 +292,8 @@ class PartPrediction:
         Share of each atom, own or ghost, in ``virial``, if requested. Each edge contributes to the
         energy's virial half for either end. As with forces, the share of an atom is the sum over
         all parts in which it occurs.
+    uncertainty : float64 [n_own] or None
+        Expected error of the force on each own atom, if the model knows its uncertainty.
     """
 
     energy: float
@@ -299,6 +301,7 @@ class PartPrediction:
     virial: FloatArray
     atom_energies: FloatArray
     atom_virials: FloatArray | None
+    uncertainty: FloatArray | None = None
 
     @classmethod
     def zeros(cls, atoms: PartAtoms, *, per_atom: bool) -> PartPrediction:
@@ -312,6 +315,12 @@ def virials_of(components: Tensor) -> FloatArray:
     """Return symmetric matrices [N, 3, 3] of components xx, yy, zz, yz, xz and xy, [6, N]."""
     matrices: FloatArray = components[[0, 5, 4, 5, 1, 3, 4, 3, 2]].T.reshape(-1, 3, 3).numpy()
     return matrices
+
+
+def own_errors(uncertainty: Tensor, atoms: PartAtoms) -> FloatArray:
+    """Return the uncertainties of own atoms, float64 [n_own], given those of all."""
+    own: FloatArray = uncertainty[: atoms.n_own].double().cpu().numpy()
+    return own
 
 
 class PartStep(Protocol):

@@ -56,18 +56,21 @@ class Outputs(NamedTuple):
         eV.
     charges : [N], optional
         Partial charges in elementary charges.
+    uncertainty : [N], optional
+        Expected errors of the forces on atoms, eV/Å. In a part, only those of own atoms are set.
     """
 
     totals: Totals
     forces: Tensor
     atoms: Tensor
     charges: Tensor | None = None
+    uncertainty: Tensor | None = None
 
     def clone(self) -> Outputs:
         """Return a copy."""
-        charges = None if self.charges is None else self.charges.clone()
+        some = (None if t is None else t.clone() for t in (self.charges, self.uncertainty))
         totals = Totals(self.totals.values.clone())
-        return Outputs(totals, self.forces.clone(), self.atoms.clone(), charges)
+        return Outputs(totals, self.forces.clone(), self.atoms.clone(), *some)
 
     @property
     def atom_energies(self) -> Tensor:
@@ -77,9 +80,9 @@ class Outputs(NamedTuple):
     @property
     def prediction(self) -> Prediction:
         """The same results for users, without copies."""
-        totals = self.totals
-        energies, virial = totals.energy, totals.virial
-        return Prediction(energies, self.forces, virial, self.atom_energies, self.charges)
+        energies, virial = self.totals.energy, self.totals.virial
+        of_atoms = self.atom_energies, self.charges, self.uncertainty
+        return Prediction(energies, self.forces, virial, *of_atoms)
 
 
 @dataclass(frozen=True)
@@ -258,10 +261,10 @@ def evaluate_step(
     status : int32 [N]
         Status bits of each atom, in the user's order.
     """
-    found = energies_and_edge_gradients(ops, p, systems, edges)
-    forces, atoms = forces_and_sums(ops, p, systems, edges, *found)
+    energies, edge_grad, uncertainty = energies_and_edge_gradients(ops, p, systems, edges)
+    forces, atoms = forces_and_sums(ops, p, systems, edges, energies, edge_grad)
     totals = ops.totals(atoms, status, systems.system_ptr)
-    return Outputs(Totals(totals), forces, atoms)
+    return Outputs(Totals(totals), forces, atoms, None, uncertainty)
 
 
 def forces_and_sums(
@@ -308,9 +311,10 @@ def evaluate_part(
         atoms are computed, and all ``rows`` are equal.
     """
     found = energies_and_edge_gradients(ops, p, systems, edges, rows, borders)
-    forces, atoms = part_forces_and_sums(ops, p, systems, edges, *found)
+    own, edge_grad, uncertainty = found
+    forces, atoms = part_forces_and_sums(ops, p, systems, edges, own, edge_grad)
     totals = ops.totals(atoms, status, systems.system_ptr)
-    return Outputs(Totals(totals), forces, atoms)
+    return Outputs(Totals(totals), forces, atoms, None, uncertainty)
 
 
 def part_forces_and_sums(
@@ -405,8 +409,10 @@ def energies_and_edge_gradients(
     edges: Edges,
     rows: Sequence[int] | None = None,
     borders: Borders | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Compute the network's energies per atom [N] and their gradients per edge [3, slots].
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Compute energies [N], gradients per edge [3, slots] and uncertainties [N] of the network.
+
+    Uncertainties, if the model has them, are in the user's order.
 
     Tensors are deleted as soon as the backward pass no longer needs them. With two layers, at most
     about thirteen tensors [9, N, F] are alive at once.
@@ -436,7 +442,7 @@ def energies_and_edge_gradients(
         x, inverse = updated, scale
         del product, y, message, delta, updated, scale
 
-    energies, grad = read_out(ops, p, x)
+    energies, grad, uncertainty = read_out(ops, p, x, systems.order)
     grad_x, grad_delta = ops.readout_backward(
         grad, x, p.readout.gain, p.readout.adjoint, kept[-1].delta, charge_factor
     )
@@ -466,19 +472,24 @@ def energies_and_edge_gradients(
         del layer, grad_y, given
 
     del grad_x
-    return energies, embedding_gradients(ops, p, systems, hops[-1], embedded, grads, slope)
+    edge_grad = embedding_gradients(ops, p, systems, hops[-1], embedded, grads, slope)
+    return energies, edge_grad, uncertainty
 
 
-def read_out(ops: StepOperators, p: Parameters, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute energies [N] from the last tensors, and their gradients [N, F] by hidden values."""
+def read_out(
+    ops: StepOperators, p: Parameters, x: Tensor, order: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Compute energies [N] from the last tensors, and their gradients [N, F] by hidden values.
+
+    The last result are the uncertainties of the atoms in the user's order, if the model has them.
+    """
     r, head = p.readout, p.head
     hidden = ops.readout(x, r.gain, r.shift, r.weight, r.bias)
     first = p.config.activation if p.config.readout_activation else "none"
+    known = p.deviations, order
     if isinstance(head, ScalarHeadWeights):
         weights = head.weight1, head.bias1, head.adjoint1, head.weight2, head.bias2
-        energies, grad = ops.scalar_head(hidden, *weights, first, p.config.activation)
-    elif isinstance(head, DeepHeadWeights):
-        energies, grad = ops.deep_head(hidden, head.maps, first, p.config.activation)
-    else:
-        energies, grad = ops.gated_head(hidden, head.values, head.gates, head.scale, first)
-    return energies, grad
+        return ops.scalar_head(hidden, *weights, first, p.config.activation, *known)
+    if isinstance(head, DeepHeadWeights):
+        return ops.deep_head(hidden, head.maps, first, p.config.activation, *known)
+    return ops.gated_head(hidden, head.values, head.gates, head.scale, first, *known)

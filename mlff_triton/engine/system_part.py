@@ -171,12 +171,14 @@ def _mean(results: list[PartPrediction], units: Units) -> PartPrediction:
         return _scaled(reduce(np.add, values), factor)
 
     virials = [result.atom_virials for result in results if result.atom_virials is not None]
+    errors = [result.uncertainty for result in results if result.uncertainty is not None]
     return PartPrediction(
         energy=sum(result.energy for result in results) * factor,
         forces=mean([result.forces for result in results], factor * units.length),
         virial=mean([result.virial for result in results]),
         atom_energies=mean([result.atom_energies for result in results]),
         atom_virials=mean(virials) if virials else None,
+        uncertainty=mean(errors, factor * units.length) if len(errors) == len(results) else None,
     )
 
 

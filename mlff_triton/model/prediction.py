@@ -14,7 +14,7 @@ from mlff_triton._common.cuda_graphs import is_capturing
 from mlff_triton._common.torch_settings import normal, own_settings
 from mlff_triton.errors import InputError
 from mlff_triton.model.known_domain import KnownDomain, domain_of
-from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.model.tensornet import AtomResults, TensorNet
 from mlff_triton.neighbors.graph import Graph
 
 
@@ -66,7 +66,19 @@ class Ensemble(nn.Module):
     @property
     def known_domain(self) -> KnownDomain | None:
         """Structures that the members were trained for, if all have the same record."""
-        return domain_of(member.weights_hash for member in members_of(self))
+        return domain_of(member.network_hash for member in members_of(self))
+
+    @property
+    def has_uncertainty(self) -> bool:
+        """True if every member predicts the uncertainty of each atom."""
+        return all(member.has_uncertainty for member in members_of(self))
+
+    @property
+    def uncertainty_limit(self) -> float | None:
+        """Largest limit of the members, as `TensorNet.uncertainty_limit`; None if one has none."""
+        limits = [member.uncertainty_limit for member in members_of(self)]
+        found = [limit for limit in limits if limit is not None]
+        return max(found) if len(found) == len(limits) else None
 
     @property
     def mean(self) -> Tensor:
@@ -82,24 +94,30 @@ class Ensemble(nn.Module):
         batch: Tensor | None = None,
     ) -> Tensor:
         """Compute the mean energy of each atom; arguments as for `TensorNet.forward`."""
-        return self.energies_and_charges(numbers, vectors, graph, charge, batch)[0]
+        return self.atom_results(numbers, vectors, graph, charge, batch).energies
 
-    def energies_and_charges(
+    def atom_results(
         self,
         numbers: Tensor,
         vectors: Tensor,
         graph: Graph,
         charge: Tensor,
         batch: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Compute the means of what the members compute; see `TensorNet.energies_and_charges`."""
+    ) -> AtomResults:
+        """Compute the means of all results that the members have; see `TensorNet.atom_results`."""
         results = [
-            member.energies_and_charges(numbers, vectors, graph, charge, batch)
+            member.atom_results(numbers, vectors, graph, charge, batch)
             for member in members_of(self)
         ]
-        energies = torch.stack([of_member for of_member, _ in results]).mean(0)
-        charges = [of_member for _, of_member in results if of_member is not None]
-        return energies, torch.stack(charges).mean(0) if len(charges) == len(results) else None
+        energies, charges, uncertainty = map(_mean, zip(*results, strict=True))
+        assert energies is not None
+        return AtomResults(energies, charges, uncertainty)
+
+
+def _mean(of_members: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the mean of a result, or None if a member does not have it."""
+    found = [result for result in of_members if result is not None]
+    return torch.stack(found).mean(0) if len(found) == len(of_members) else None
 
 
 def members_of(model: TensorNet | Ensemble) -> list[TensorNet]:
@@ -126,6 +144,9 @@ class Prediction:
     charges : [N], optional
         Partial charge of each atom in elementary charges, if the model predicts them. They add up
         to the total charge.
+    uncertainty : [N], optional
+        Expected error of the force on each atom in eV/Å, if the model knows its uncertainty. It
+        carries no gradients. Of several models, it is the mean.
     """
 
     energy: Tensor
@@ -133,6 +154,7 @@ class Prediction:
     virial: Tensor
     atom_energies: Tensor
     charges: Tensor | None = None
+    uncertainty: Tensor | None = None
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Prediction:
         """Apply a function to every tensor."""
@@ -167,8 +189,8 @@ def predict(
 ) -> Prediction:
     """Compute energies, forces and virials by differentiating the energy along the edges.
 
-    Models with partial charges predict these as well. Autocast, inference mode, the default device
-    and the default dtype of the caller change nothing.
+    Models with partial charges or uncertainties predict these as well. Autocast, inference mode,
+    the default device and the default dtype of the caller change nothing.
 
     Parameters
     ----------
@@ -226,7 +248,7 @@ def predict(
         edges = graph.vectors(positions, None if cell is None else normal(cell), batch)
         follows_edges = create_graph and edges.requires_grad
         vectors = edges.to(model.dtype) if follows_edges else _leaf(edges, model.dtype)
-        atom_energies, charges = model.energies_and_charges(
+        atom_energies, charges, uncertainty = model.atom_results(
             numbers, vectors, graph, normal(charge)[batch], batch
         )
         gradient = torch.autograd.grad(atom_energies.sum(), vectors, create_graph=create_graph)[0]
@@ -244,7 +266,8 @@ def predict(
         counts = strain.new_zeros(n_systems).index_add(0, batch, strain.new_ones(len(batch)))
         atom_energies = atom_energies + (model.mean / counts)[batch]
         energy = atom_energies.new_zeros(n_systems).index_add(0, batch, atom_energies)
-        return Prediction(energy, forces, (virial + virial.mT) / 2, atom_energies, charges)
+        virial = (virial + virial.mT) / 2
+        return Prediction(energy, forces, virial, atom_energies, charges, uncertainty)
 
 
 def _leaf(edges: Tensor, dtype: torch.dtype) -> Tensor:

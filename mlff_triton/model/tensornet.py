@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +47,28 @@ from mlff_triton.neighbors.graph import Graph
 
 EXACT = ("std", "mean", "references", "nuclear_charges")
 """Buffers of a model that stay in float64 when it is cast."""
+
+UNCERTAINTY = ("readout.uncertainty", "readout.uncertainty_limit")
+"""Buffers that only models have which know their uncertainty; see `Readout`."""
+
+
+class AtomResults(NamedTuple):
+    """Results of a network for each atom.
+
+    Attributes
+    ----------
+    energies : float64 [N]
+        eV, without the model's mean.
+    charges : [N], optional
+        Partial charges in elementary charges, if the model predicts them.
+    uncertainty : [N], optional
+        Expected errors of the forces on the atoms in eV/Å, if the model knows them. They carry no
+        gradients.
+    """
+
+    energies: Tensor
+    charges: Tensor | None = None
+    uncertainty: Tensor | None = None
 
 
 class IrrepLinear(nn.Module):
@@ -323,12 +346,29 @@ class TensorNet(nn.Module):
     @property
     def known_domain(self) -> KnownDomain | None:
         """Structures that the model was trained for, recognized by its weights, or None."""
-        return RECORDS.get(self.weights_hash)
+        return RECORDS.get(self.network_hash)
+
+    @property
+    def has_uncertainty(self) -> bool:
+        """True if the model predicts the uncertainty of each atom."""
+        return self.readout.uncertainty is not None
+
+    @property
+    def uncertainty_limit(self) -> float | None:
+        """Uncertainty in eV/Å above which an atom is unlike those of the training set, or None."""
+        limit = self.readout.uncertainty_limit
+        return None if limit is None else float(limit)
 
     @property
     def weights_hash(self) -> str:
         """Hash of the weights, by which copies of a model are recognized."""
         return hash_of_weights(self.state_dict())
+
+    @property
+    def network_hash(self) -> str:
+        """Hash of the weights that energies depend on, whatever the model says of its errors."""
+        facts = self.state_dict()
+        return hash_of_weights({k: v for k, v in facts.items() if k not in UNCERTAINTY})
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TensorNet:
         """Move or cast the weights, but keep the energy scale and nuclei in float64."""
@@ -401,34 +441,26 @@ class TensorNet(nn.Module):
         UnknownElementError
             If the model does not support an element.
         """
-        return self.energies_and_charges(numbers, vectors, graph, charge, batch)[0]
+        return self.atom_results(numbers, vectors, graph, charge, batch).energies
 
-    def energies_and_charges(
+    def atom_results(
         self,
         numbers: Tensor,
         vectors: Tensor,
         graph: Graph,
         charge: Tensor,
         batch: Tensor | None = None,  # noqa: ARG002 (of models whose atoms depend on all others)
-    ) -> tuple[Tensor, Tensor | None]:
-        """Compute the energy and the partial charge of each atom.
-
-        Arguments and errors are those of `forward`.
-
-        Returns
-        -------
-        energies : float64 [N]
-            Energies in eV, without the model's mean.
-        charges : [N] or None
-            Partial charges in elementary charges; None if the model predicts none.
-        """
+    ) -> AtomResults:
+        """Compute all results of each atom; arguments and errors are those of `forward`."""
         species = self.species(numbers)
         edges = self._edges(vectors, graph)
         x = self.embedding(species, edges)
         q = charge.to(vectors.dtype)[:, None]
         for layer in self.layers:
             x = layer(x, edges, q)
-        return self._with_priors(self.readout(x).double(), species, edges), None
+        energies, hidden = self.readout(x)
+        energies = self._with_priors(energies.double(), species, edges)
+        return AtomResults(energies, None, self.readout.uncertainty_of(hidden))
 
     def _with_priors(self, energies: Tensor, species: Tensor, edges: Edges) -> Tensor:
         """Scale energies [N] to eV, and add those that no network computes."""

@@ -25,7 +25,7 @@ from mlff_triton.model.known_domain import hash_of_weights
 from mlff_triton.model.prediction import Ensemble, members_of
 from mlff_triton.model.readout import ScalarHead
 from mlff_triton.model.repulsion import Repulsion
-from mlff_triton.model.tensornet import Edges, Interaction, TensorNet
+from mlff_triton.model.tensornet import AtomResults, Edges, Interaction, TensorNet
 from mlff_triton.neighbors.box import Box
 from mlff_triton.neighbors.graph import Graph
 
@@ -124,15 +124,15 @@ class TensorNet2(TensorNet):
         """Raise `InputError` if the Coulomb energy is not defined in a box."""
         check_coulomb_box(self.config, box)
 
-    def energies_and_charges(
+    def atom_results(
         self,
         numbers: Tensor,
         vectors: Tensor,
         graph: Graph,
         charge: Tensor,
         batch: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Compute energies and charges as `TensorNet.energies_and_charges` does."""
+    ) -> AtomResults:
+        """Compute all results of each atom as `TensorNet.atom_results` does."""
         if batch is None:
             batch = torch.zeros_like(numbers)
         n_systems = len(batch)  # or fewer; to count them would wait for the GPU
@@ -144,17 +144,18 @@ class TensorNet2(TensorNet):
         for network, layer in zip(self.charges[:-1], self.layers, strict=True):
             charges.append(network(x, total, batch, n_systems))
             x = layer(x, edges, charges[-1])
-        energies = self.readout(x).double()
+        energies, hidden = self.readout(x)
+        energies, uncertainty = energies.double(), self.readout.uncertainty_of(hidden)
         if self.repulsion is not None:
             energies = energies + self._nuclear_energies(self.repulsion, species, edges)
         if not self.config.coulomb:
-            return self._with_priors(energies, species, edges), None
+            return AtomResults(self._with_priors(energies, species, edges), None, uncertainty)
         charges.append(self.charges[-1](x, total, batch, n_systems))
         weights = self.charge_weights / self.charge_weights.sum()
         every = torch.stack(charges, dim=1)  # [N, layers + 1, Q]
         energies = energies + self._coulomb_energies(every, weights, vectors, graph)
         mean = (every * weights).sum((1, 2))
-        return self._with_priors(energies, species, edges), mean
+        return AtomResults(self._with_priors(energies, species, edges), mean, uncertainty)
 
     def _coulomb_energies(
         self, charges: Tensor, weights: Tensor, vectors: Tensor, graph: Graph

@@ -32,6 +32,7 @@ from tests.support.checkpoints import (
     priors_by_list,
     save,
 )
+from tests.support.tensornets import uncertain
 
 
 def contents(folder: Path) -> list[str]:
@@ -64,6 +65,19 @@ def test_round_trip_keeps_every_bit(tmp_path, changes, dtype):
         assert torch.equal(state[name], value), name
     assert energy_and_forces(loaded)[0] == energy_and_forces(model)[0]
     assert model_card(path) == "What it is."
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("limit", [None, 0.3])
+@pytest.mark.parametrize("head", ["scalar", "gated"])
+def test_round_trip_keeps_the_uncertainty(tmp_path, head, limit, dtype):
+    model = uncertain(native(head=head).to(dtype), 3, limit)
+    save_model(model, tmp_path / "model.safetensors")
+    loaded = load_model(tmp_path / "model.safetensors")
+    assert torch.equal(loaded.readout.uncertainty, model.readout.uncertainty)
+    assert loaded.readout.uncertainty.dtype == dtype
+    assert loaded.uncertainty_limit == model.uncertainty_limit
+    assert loaded.weights_hash == model.weights_hash
 
 
 def test_foreign_models_survive_our_format(tmp_path):
@@ -195,6 +209,36 @@ TENSORS = {
 def test_wrong_tensors_are_refused(file, case):
     rewrite(file, tensors=TENSORS[case])
     assert_refused(file)
+
+
+WRONG_UNCERTAINTIES = {
+    "a vector": {"readout.uncertainty": torch.ones(F // 2)},
+    "no rows": {"readout.uncertainty": torch.ones(0, F // 2)},
+    "too many rows": {"readout.uncertainty": torch.ones(3000, F // 2)},
+    "other columns": {"readout.uncertainty": torch.ones(3, F)},
+    "NaN": {"readout.uncertainty": torch.full((3, F // 2), torch.nan)},
+    "integers": {"readout.uncertainty": torch.ones(3, F // 2).int()},
+    "results overflow": {"readout.uncertainty": torch.full((3, F // 2), 3e38)},
+    "a limit alone": {"readout.uncertainty_limit": torch.tensor(0.3)},
+    "a limit of zero": {
+        "readout.uncertainty": torch.ones(3, F // 2),
+        "readout.uncertainty_limit": torch.tensor(0.0),
+    },
+    "limits": {
+        "readout.uncertainty": torch.ones(3, F // 2),
+        "readout.uncertainty_limit": torch.ones(2),
+    },
+    "a limit that is an integer": {
+        "readout.uncertainty": torch.ones(3, F // 2),
+        "readout.uncertainty_limit": torch.tensor(1),
+    },
+}
+
+
+@pytest.mark.parametrize("case", WRONG_UNCERTAINTIES)
+def test_wrong_uncertainties_are_refused(file, case):
+    rewrite(file, tensors=lambda state: state.update(WRONG_UNCERTAINTIES[case]))
+    assert "uncertaint" in assert_refused(file)
 
 
 def test_cards_of_other_files_are_empty(tmp_path, file):

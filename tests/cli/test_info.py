@@ -8,6 +8,7 @@ import pytest
 
 from mlff_triton import save_model
 from tests.support.checkpoints import lightning, native, zipped
+from tests.support.tensornets import uncertain
 
 
 def test_info_describes_a_model(run, model):
@@ -24,6 +25,16 @@ def test_info_describes_an_ensemble(run):
     code, out, err = run("info", "two.zip")
     assert (code, err) == (0, "")
     assert "2 members; the rows below describe the first" in out
+
+
+def test_info_says_whether_a_model_knows_its_uncertainty(run):
+    for limit in (0.25, None):
+        save_model(uncertain(native(), 3, limit), "known.safetensors")
+        out = run("info", "known.safetensors")[1]
+        assert "expected force error of each atom" in out
+        assert ("unusual above 0.25 eV/Å" in out) == (limit is not None)
+    save_model(native(), "unknown.safetensors")
+    assert "not known; mlff-triton train makes" in run("info", "unknown.safetensors")[1]
 
 
 def test_info_escapes_what_could_change_a_terminal(run):

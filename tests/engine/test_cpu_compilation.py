@@ -26,7 +26,7 @@ from mlff_triton.kernels.common.cpu import compilation
 from mlff_triton.kernels.common.cpu.loop_cache import LoopCache
 from mlff_triton.testing import random_cluster
 from tests.support.charged import charged_model
-from tests.support.tensornets import model_of
+from tests.support.tensornets import model_of, uncertain
 
 compile_all, load = compilation.compile_all, LoopCache.load_overload
 is_ahead, late = False, set()
@@ -44,7 +44,7 @@ def loaded(self, *arguments):
 
 compilation.compile_all, LoopCache.load_overload = ahead, loaded
 for model in (model_of(num_layers=2), charged_model(num_layers=2)):
-    engine = Engine(model, "cpu", "float32", "cpu")
+    engine = Engine(uncertain(model), "cpu", "float32", "cpu")
     atoms = random_cluster(70)
     engine.compute(atoms.numbers, atoms.positions)
     if engine.is_local:

@@ -12,7 +12,7 @@ pytest.importorskip("numba")
 from mlff_triton import Engine
 from mlff_triton.engine import cpu_state
 from mlff_triton.testing import random_cluster, random_crystal
-from tests.support.tensornets import ZBL, model_of
+from tests.support.tensornets import ZBL, model_of, uncertain
 
 STEPS = 5
 VARIANTS = {
@@ -43,7 +43,7 @@ def assert_same(found, expected):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_repeated_steps_give_the_same_bits(monkeypatch, variant, dtype):
     atoms = random_crystal(12, "triclinic")
-    engine = Engine(model_of(**VARIANTS[variant]), "cpu", dtype, "cpu")
+    engine = Engine(uncertain(model_of(**VARIANTS[variant])), "cpu", dtype, "cpu")
     found = [compute(engine, atoms, k) for k in range(STEPS)]
     assert engine._steps[0]._state._repeated._recorded is not None
     assert engine.n_builds == 1

@@ -13,7 +13,7 @@ from mlff_triton.engine.part import Exchange, PartAtoms, PartPrediction
 from tests.support.exchanges import Board, BoardExchange
 from tests.support.parts import Part
 
-NAMES = ("forces", "virial", "atom_energies", "atom_virials")
+NAMES = ("forces", "virial", "atom_energies", "atom_virials", "uncertainty")
 
 
 def set_atoms(device_part: DevicePart, atoms: Atoms, part: Part, exchange: Exchange | None) -> None:

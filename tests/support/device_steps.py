@@ -22,16 +22,17 @@ from mlff_triton.model.prediction import Prediction
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.box import FloatArray
 from mlff_triton.testing import assert_close, random_crystal
-from tests.support.tensornets import model_of
+from tests.support.tensornets import model_of, uncertain
 
 CUTOFF, SKIN = 3.0, 0.5
-ORDERS = {"energy": 0, "atom_energies": 0, "forces": 1, "virial": 1}
+ORDERS = {"energy": 0, "atom_energies": 0, "forces": 1, "virial": 1, "uncertainty": 1}
 MakeSteps = Callable[..., DeviceSteps]
 
 
 @cache
 def model(num_layers: int = 1) -> TensorNet:
-    return model_of(hidden_channels=32, num_rbf=8, num_layers=num_layers, cutoff_upper=CUTOFF)
+    small = {"hidden_channels": 32, "num_rbf": 8, "num_layers": num_layers}
+    return uncertain(model_of(**small, cutoff_upper=CUTOFF))
 
 
 @cache

@@ -94,11 +94,13 @@ class Sums(NamedTuple):
     virial: NDArray[np.float64]
     atom_energies: NDArray[np.float64]
     atom_virials: NDArray[np.float64]
+    uncertainty: NDArray[np.float64] | None
 
 
 def sum_of_parts(step: Step, atoms: Atoms, parts: Sequence[Part]) -> Sums:
     """Compute all parts, and send what they found for their ghosts home."""
     n_atoms, energy, virial = len(atoms), 0.0, np.zeros((3, 3))
+    errors = np.full(n_atoms, np.nan)
     forces, energies, virials = np.zeros((n_atoms, 3)), np.zeros(n_atoms), np.zeros((n_atoms, 3, 3))
     for part in parts:
         found = step(part, part.positions(atoms))
@@ -108,14 +110,20 @@ def sum_of_parts(step: Step, atoms: Atoms, parts: Sequence[Part]) -> Sums:
         energy += found.energy
         virial += found.virial
         energies[part.index[: part.n_own]] += found.atom_energies
+        if found.uncertainty is not None:
+            errors[part.index[: part.n_own]] = found.uncertainty
         np.add.at(forces, part.index, found.forces)
         np.add.at(virials, part.index, found.atom_virials)
-    return Sums(energy, forces, virial, energies, virials)
+    known = None if np.isnan(errors).all() else errors
+    return Sums(energy, forces, virial, energies, virials, known)
 
 
 def assert_whole(sums: Sums, whole: Prediction, dtype: torch.dtype = torch.float64) -> None:
     """Assert that parts add up to the whole system."""
     assert_close(sums.energy, whole.energy[0], 0, dtype)
     assert_close(sums.atom_energies, whole.atom_energies, 0, dtype)
+    assert (sums.uncertainty is None) == (whole.uncertainty is None)
+    if whole.uncertainty is not None:
+        assert_close(sums.uncertainty, whole.uncertainty, 1, dtype)
     assert_close(sums.forces, whole.forces, 1, dtype, floor=1e-2)
     assert_close(sums.virial, whole.virial[0], 1, dtype, floor=1e-2)

@@ -141,4 +141,6 @@ def assert_repeats(
 
 
 def as_tuple(outputs: Any) -> tuple[Tensor, ...]:
-    return outputs if isinstance(outputs, tuple) else (outputs,)
+    """Return all results of an operator, without those that were not asked for."""
+    given = outputs if isinstance(outputs, tuple) else (outputs,)
+    return tuple(result for result in given if result is not None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -116,7 +117,19 @@ def model_of(**changes: object) -> TensorNet:
     return model
 
 
-def tensors_of(outputs: Outputs) -> tuple[Tensor, Tensor, Tensor]:
+Model = TypeVar("Model", bound=TensorNet)
+
+
+def uncertain(model: Model, n_rows: int = 5, limit: float | None = 0.5) -> Model:
+    """Give a model a random map to uncertainties, which then differ by much between atoms."""
+    n_hidden = model.readout.head.last_channels
+    model.readout.uncertainty = torch.randn(n_rows, n_hidden).float().to(model.dtype)
+    if limit is not None:
+        model.readout.uncertainty_limit = torch.tensor(limit, dtype=model.dtype)
+    return model
+
+
+def tensors_of(outputs: Outputs) -> tuple[Tensor, ...]:
     return outputs.totals.values, outputs.forces, outputs.atom_energies
 
 
@@ -124,6 +137,8 @@ def assert_equal(outputs: Outputs, expected: Outputs) -> None:
     """Compare results of two steps to the bit."""
     pairs = zip(tensors_of(outputs), tensors_of(expected), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
+    if expected.uncertainty is not None:
+        assert torch.equal(outputs.uncertainty, expected.uncertainty)
 
 
 def assert_same(outputs: Outputs, expected: Prediction, dtype: torch.dtype) -> None:
@@ -133,4 +148,8 @@ def assert_same(outputs: Outputs, expected: Prediction, dtype: torch.dtype) -> N
     assert_close(found.atom_energies, expected.atom_energies, 0, dtype)
     assert_close(found.virial, expected.virial, 1, dtype)
     assert_close(found.forces, expected.forces, 1, dtype)
+    assert (found.uncertainty is None) == (expected.uncertainty is None)
+    if found.uncertainty is not None:
+        assert found.uncertainty.dtype == dtype
+        assert_close(found.uncertainty, expected.uncertainty, 1, dtype)
     assert not outputs.totals.status.any()

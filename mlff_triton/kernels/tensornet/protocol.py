@@ -186,9 +186,11 @@ class StepOperators(Protocol):
         bias2: Tensor,
         first: str,
         activation: str,
+        deviations: SplitWeight | None = None,
+        order: Tensor | None = None,
         /,
-    ) -> tuple[Tensor, Tensor]:
-        """Compute energies per atom and their gradients, for a head of two linear maps."""
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Compute energies, gradients and uncertainties for a head of two linear maps."""
 
     def gated_head(
         self,
@@ -197,9 +199,11 @@ class StepOperators(Protocol):
         gates: Sequence[tuple[Tensor, Tensor]],
         scale: float,
         first: str,
+        deviations: SplitWeight | None = None,
+        order: Tensor | None = None,
         /,
-    ) -> tuple[Tensor, Tensor]:
-        """Compute energies per atom and their gradients, for a gated head."""
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Compute energies, gradients and uncertainties for a gated head."""
 
     def deep_head(
         self,
@@ -207,9 +211,11 @@ class StepOperators(Protocol):
         maps: Sequence[tuple[Tensor, Tensor]],
         first: str,
         activation: str,
+        deviations: SplitWeight | None = None,
+        order: Tensor | None = None,
         /,
-    ) -> tuple[Tensor, Tensor]:
-        """Compute energies per atom and their gradients, for a head of more linear maps."""
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Compute energies, gradients and uncertainties for a head of more linear maps."""
 
     def repulsion(
         self, edge_grad: Tensor, species: Tensor, nuclei: Nuclei, edges: Edges, /

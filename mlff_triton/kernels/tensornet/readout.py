@@ -1,9 +1,11 @@
 """Energies of atoms from the last tensors, and the gradients of these tensors.
 
-    n = (3 I^2, 2 |a|^2, |S|^2)      z = W LayerNorm(n) + b      e = w2 act(W1 act(z) + b1) + b2
+    n = (3 I^2, 2 |a|^2, |S|^2)      z = W LayerNorm(n) + b      h = act(W1 act(z) + b1)
+    e = w2 h + b2                    u = |U h|
 
 https://arxiv.org/abs/2306.06482, eq. 13, with the ``Scalar`` output network of TorchMD-NET. The
-backward pass ends with the gradients from which the backward pass of the last layer starts.
+uncertainty u is that of the last layer, as in `mlff_triton.model.readout.Readout`. The backward
+pass ends with the gradients from which the backward pass of the last layer starts.
 """
 
 from __future__ import annotations
@@ -159,23 +161,31 @@ def _scalar_head_kernel(
     adjoint_low_ptr,
     weight2_ptr,
     bias2_ptr,
+    deviations_high_ptr,
+    deviations_low_ptr,
+    order_ptr,
     energy_ptr,
     grad_ptr,
+    uncertainty_ptr,
     n_atoms,
     F: tl.constexpr,
     H: tl.constexpr,
+    ROWS: tl.constexpr,
     FIRST: tl.constexpr,
     ACTIVATION: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
+    K: tl.constexpr,
     PRECISION: tl.constexpr,
     LOSS: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
-    """Compute energies and their gradients. Grid: one program per M atoms.
+    """Compute energies, their gradients and uncertainties. Grid: one program per M atoms.
 
     Reads ``hidden[N, F]``, the halves of ``weight1[H, F]`` and of its adjoint [F, H],
-    ``bias1[H]``, ``weight2[H]`` and ``bias2[1]``. Writes ``energy[N]`` and ``grad[N, F]``.
+    ``bias1[H]``, ``weight2[H]`` and ``bias2[1]``. Writes ``energy[N]`` and ``grad[N, F]``. Unless
+    ROWS is 0, reads the halves of ``deviations[ROWS, H]``, K rows at a time, and ``order[N]``, and
+    writes ``uncertainty[N]`` in this order.
     """
     wait_for_previous(EARLY_LAUNCH)
     atoms = tl.program_id(0) * M + tl.arange(0, M)
@@ -192,8 +202,20 @@ def _scalar_head_kernel(
         weight = load_split(high_ptr, low_ptr, weights, PRECISION)
         u = multiply(z, weight, u, PRECISION, LOSS)
     weight2 = tl.load(weight2_ptr + inner)[None, :]
-    energy = tl.sum(activate(u, ACTIVATION) * weight2, axis=1) + tl.load(bias2_ptr)
+    last = activate(u, ACTIVATION)
+    energy = tl.sum(last * weight2, axis=1) + tl.load(bias2_ptr)
     tl.store(energy_ptr + atoms, energy, mask)
+
+    if ROWS > 0:
+        square = tl.zeros([M], dtype)
+        for start in range(0, ROWS, K):
+            row = start + tl.arange(0, K)
+            weights = row[None, :] * H + inner[:, None]  # [H, K]
+            weight = load_split(deviations_high_ptr, deviations_low_ptr, weights, PRECISION)
+            part = multiply(last, weight, tl.zeros([M, K], dtype), PRECISION, LOSS)
+            square += tl.sum(part * part, axis=1)
+        user = tl.load(order_ptr + atoms, mask, other=0)
+        tl.store(uncertainty_ptr + user, tl.sqrt(square), mask)
 
     slope = activate_derivative(u, ACTIVATION) * weight2
     out = grad_ptr + atoms.to(tl.int64)[:, None] * F
@@ -366,8 +388,10 @@ def scalar_head(
     bias2: Tensor,
     first: str,
     activation: str,
-) -> tuple[Tensor, Tensor]:
-    """Compute the energies of atoms, and their gradients.
+    deviations: SplitWeight | None = None,
+    order: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Compute the energies of atoms, their gradients, and their uncertainties.
 
     Parameters
     ----------
@@ -379,17 +403,26 @@ def scalar_head(
         Second linear map.
     first, activation : str
         Activations of z, or "none", and of the network.
+    deviations : SplitWeight [K, H], optional
+        U. Its number of rows must be a power of two, and at least 16.
+    order : int32 [N or more], optional
+        The user's index of each atom, and of others; given with ``deviations``.
 
     Returns
     -------
     energies : [N]
     grad : [N, F]
         Derivatives of the energies with respect to z.
+    uncertainty : [N or more] or None
+        u, in the user's order. Those of atoms without a row in ``hidden`` are not written.
     """
     check_device(hidden)
     n_atoms, channels = hidden.shape
     energies, grad = hidden.new_empty(n_atoms), torch.empty_like(hidden)
-    blocks = head_blocks(hidden)
+    blocks, n_rows, high, low, uncertainty = head_blocks(hidden), 0, None, None, None
+    if deviations is not None and order is not None:
+        n_rows, (high, low) = len(deviations.weight), operands(deviations)
+        uncertainty = hidden.new_empty(len(order))
     with torch.cuda.device_of(hidden):
         _scalar_head_kernel[(triton.cdiv(n_atoms, blocks.atoms),)](
             hidden,
@@ -398,22 +431,28 @@ def scalar_head(
             *operands(adjoint1),
             weight2,
             bias2,
+            high,
+            low,
+            None if uncertainty is None else order,
             energies,
             grad,
+            uncertainty,
             n_atoms,
             F=channels,
             H=len(bias1),
+            ROWS=n_rows,
             FIRST=first,
             ACTIVATION=activation,
             M=blocks.atoms,
             N=blocks.channels,
+            K=min(blocks.channels, max(n_rows, 16)),
             PRECISION=scheme_of(weight1, hidden),
             LOSS=loss_of(hidden).tf32_product,
             num_warps=blocks.warps,
             num_stages=blocks.stages,
             **early_launch(hidden),
         )
-    return energies, grad
+    return energies, grad, uncertainty
 
 
 def readout_backward(

@@ -19,7 +19,7 @@ from mlff_triton.kernels.tensornet2 import operators as charged
 from mlff_triton.model.tensornet2 import TensorNet2
 from mlff_triton.testing import assert_close, random_cluster, random_crystal, tolerance, water_box
 from tests.support.charged import charged_model
-from tests.support.tensornets import Batch
+from tests.support.tensornets import Batch, uncertain
 
 # The interpreter converts bounds of loops, and PyTorch's forward differentiation compiles, in ways
 # that NumPy and PyTorch deprecate.
@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 SKIN, CAPACITY = 0.5, 128
-ORDERS = {"energy": 0, "atom_energies": 0, "charges": 0, "forces": 1, "virial": 1}
+ORDERS = {"energy": 0, "atom_energies": 0, "charges": 0, "uncertainty": 1, "forces": 1, "virial": 1}
 VARIANTS = {
     "all pairs": {"num_layers": 2},
     "all pairs, SO(3)": {"group": "SO(3)", "repulsion": True, "charge_channels": 16},
@@ -59,9 +59,9 @@ def run(batch: Batch, p: Parameters, dtype: torch.dtype, device: str) -> Outputs
 
 
 def on_cpu(outputs: Outputs) -> Outputs:
-    totals, forces, atoms, charges = outputs
-    charges = None if charges is None else charges.cpu()
-    return Outputs(Totals(totals.values.cpu()), forces.cpu(), atoms.cpu(), charges)
+    totals, forces, atoms, *some = outputs
+    some = (None if result is None else result.cpu() for result in some)
+    return Outputs(Totals(totals.values.cpu()), forces.cpu(), atoms.cpu(), *some)
 
 
 def check(batch: Batch, model: TensorNet2, dtype: torch.dtype, device: str) -> None:
@@ -95,7 +95,7 @@ STEPS = [
 
 @pytest.mark.parametrize(("variant", "dtype"), STEPS)
 def test_agrees_with_the_exact_module(variant, dtype, device):
-    model = charged_model(hidden_channels=32, **VARIANTS[variant])
+    model = uncertain(charged_model(hidden_channels=32, **VARIANTS[variant]))
     structures = [random_cluster(5), Atoms("C", [[0, 0, 0]]), random_cluster(3, seed=5)]
     if variant == "no Coulomb energy":
         structures[2] = random_crystal(2, "triclinic")
@@ -103,7 +103,7 @@ def test_agrees_with_the_exact_module(variant, dtype, device):
 
 
 def test_gives_the_same_bits_again(device):
-    model = charged_model(hidden_channels=32)
+    model = uncertain(charged_model(hidden_channels=32))
     batch = Batch([random_cluster(7)], [1], model.cutoff)
     p = Parameters.of(model, torch.device(device), torch.float32, halves=True)
     runs = [on_cpu(run(batch, p, torch.float32, device)).prediction for _ in range(2)]
@@ -115,7 +115,7 @@ def test_gives_the_same_bits_again(device):
 @pytest.mark.parametrize("cutoff", [None, 3.0])
 def test_systems_have_the_same_bits_alone_and_in_a_batch(cutoff, device):
     """Bits of the interpreter's matrix products depend on the rows in which atoms are."""
-    model = charged_model(hidden_channels=32, coulomb_cutoff=cutoff)
+    model = uncertain(charged_model(hidden_channels=32, coulomb_cutoff=cutoff))
     p = Parameters.of(model, torch.device(device), torch.float32, halves=True)
     one, other = random_cluster(4), random_cluster(5, seed=5)
     batches = Batch([other], [1], model.cutoff), Batch([one, other], [-1, 1], model.cutoff)
@@ -128,7 +128,7 @@ def test_systems_have_the_same_bits_alone_and_in_a_batch(cutoff, device):
 @pytest.mark.gpu
 @pytest.mark.parametrize("n_molecules", [7, 343, 1000])
 def test_many_atoms(n_molecules, device, dtype):
-    model = charged_model(hidden_channels=128, num_layers=2, charge_channels=16)
+    model = uncertain(charged_model(hidden_channels=128, num_layers=2, charge_channels=16), 64)
     water = water_box(n_molecules)
     water.pbc = False
     batch = Batch([water], [0], model.cutoff)

@@ -22,6 +22,7 @@ from tests.support.charged import charged_model, crystal
 from tests.support.device_parts import NAMES, compute_together, set_atoms, step
 from tests.support.exchanges import Echo
 from tests.support.parts import assert_whole, divide, slabs, sum_of_parts
+from tests.support.tensornets import uncertain
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0"),
@@ -36,7 +37,7 @@ MODELS = {
 
 @cache
 def model(name: str) -> TensorNet2:
-    return charged_model(hidden_channels=32, **MODELS[name])
+    return uncertain(charged_model(hidden_channels=32, **MODELS[name]))
 
 
 def check(found, atoms, parts, name, dtype, charge):

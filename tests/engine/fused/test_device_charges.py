@@ -32,6 +32,7 @@ from mlff_triton.neighbors.box import Box
 from mlff_triton.testing import assert_close, random_cluster, random_crystal
 from tests.support.charged import charged_model, crystal
 from tests.support.device_steps import assert_equal, at_start, batch_of
+from tests.support.tensornets import uncertain
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0"),
@@ -39,7 +40,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning"),
 ]
 
-ORDERS = {"energy": 0, "atom_energies": 0, "charges": 0, "forces": 1, "virial": 1}
+ORDERS = dict.fromkeys(("energy", "atom_energies", "charges"), 0)
+ORDERS |= dict.fromkeys(("forces", "virial", "uncertainty"), 1)
 SKIN = 0.5
 PERIODIC = {"coulomb_cutoff": 2.5, "cutoff_upper": 3.0}  # one list for both cutoffs
 TETRAHEDRON = [[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]]
@@ -48,7 +50,7 @@ LONG = {"coulomb_cutoff": 4.0, "cutoff_upper": 3.0}
 
 @cache
 def model(*changes: tuple[str, object]) -> TensorNet2:
-    return charged_model(hidden_channels=32, **dict(changes))
+    return uncertain(charged_model(hidden_channels=32, **dict(changes)))
 
 
 @cache

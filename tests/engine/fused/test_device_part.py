@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning"),
 ]
 
-NAMES = ("forces", "virial", "atom_energies", "atom_virials")
+NAMES = ("forces", "virial", "atom_energies", "atom_virials", "uncertainty")
 
 
 def whole(atoms: Atoms) -> Part:

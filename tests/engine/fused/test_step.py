@@ -15,7 +15,7 @@ from mlff_triton.kernels.neighbors.edges import edges
 from mlff_triton.kernels.neighbors.neighbor_list import build_rows
 from mlff_triton.kernels.tensornet import operators as fused
 from mlff_triton.testing import random_cluster, random_crystal, water_box
-from tests.support.tensornets import ZBL, Batch, assert_equal, assert_same, model_of
+from tests.support.tensornets import ZBL, Batch, assert_equal, assert_same, model_of, uncertain
 
 # The interpreter converts bounds of loops, and PyTorch's forward differentiation compiles, in ways
 # that NumPy and PyTorch deprecate.
@@ -51,8 +51,9 @@ def run(batch: Batch, p: Parameters, dtype: torch.dtype, device: str) -> Outputs
 
 
 def on_cpu(outputs: Outputs) -> Outputs:
-    totals, forces, atoms, _ = outputs
-    return Outputs(Totals(totals.values.cpu()), forces.cpu(), atoms.cpu())
+    totals, forces, atoms, _, uncertainty = outputs
+    on_host = None if uncertainty is None else uncertainty.cpu()
+    return Outputs(Totals(totals.values.cpu()), forces.cpu(), atoms.cpu(), None, on_host)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -62,7 +63,7 @@ def test_agrees_with_the_exact_module(variant, device):
     lonely = Atoms("C", [[0, 0, 0]])
     structures = [random_cluster(5), lonely, random_crystal(2, "triclinic")]
     batch = Batch(structures, [1, 0, -2], model.cutoff)
-    p = Parameters.of(model, torch.device(device), dtype)
+    p = Parameters.of(uncertain(model), torch.device(device), dtype)
     assert_same(on_cpu(run(batch, p, dtype, device)), batch.predict(model), dtype)
 
 
@@ -70,7 +71,7 @@ def test_agrees_with_the_exact_module(variant, device):
 @pytest.mark.parametrize("group", ["O(3)", "SO(3)"])
 @pytest.mark.parametrize("n_molecules", [7, 343, 1000])
 def test_many_atoms(n_molecules, group, device, dtype):
-    model = model_of(hidden_channels=128, group=group)
+    model = uncertain(model_of(hidden_channels=128, group=group), 64)
     batch = Batch([water_box(n_molecules)], [0])
     p = Parameters.of(model, torch.device(device), dtype)
     outputs, again = (on_cpu(run(batch, p, dtype, device)) for _ in range(2))

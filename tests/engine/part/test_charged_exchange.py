@@ -18,6 +18,7 @@ from mlff_triton.testing import assert_close, random_cluster, random_crystal
 from tests.support.charged import charged_model
 from tests.support.exchanges import ExchangingParts
 from tests.support.parts import Part, assert_whole, divide, slabs, sum_of_parts
+from tests.support.tensornets import uncertain
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
 
@@ -37,7 +38,7 @@ backends = pytest.mark.parametrize("backend", ["cpu", "torch"])
 
 @cache
 def model(*changes: tuple[str, object]) -> TensorNet2:
-    return charged_model(**dict(changes))
+    return uncertain(charged_model(**dict(changes)))
 
 
 def engines(

@@ -17,7 +17,7 @@ from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.testing import random_cluster, random_crystal
 from tests.support.exchanges import ExchangingParts
 from tests.support.parts import Part, assert_whole, divide, slabs, sum_of_parts
-from tests.support.tensornets import ZBL, model_of
+from tests.support.tensornets import ZBL, model_of, uncertain
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
 
@@ -34,7 +34,7 @@ backends = pytest.mark.parametrize("backend", ["cpu", "torch"])
 
 @cache
 def model(variant: str = "") -> TensorNet:
-    return model_of(**{**SMALL, **VARIANTS.get(variant, {})})
+    return uncertain(model_of(**{**SMALL, **VARIANTS.get(variant, {})}))
 
 
 def engines(

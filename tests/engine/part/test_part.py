@@ -18,7 +18,7 @@ from mlff_triton.model.prediction import Ensemble, Prediction
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.testing import assert_close, random_cluster, random_crystal, water_box
 from tests.support.parts import assert_whole, divide, slabs, stepper, sum_of_parts
-from tests.support.tensornets import ZBL, model_of
+from tests.support.tensornets import ZBL, model_of, uncertain
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
 
@@ -44,7 +44,7 @@ backends = pytest.mark.parametrize(("device", "backend"), BACKENDS)
 
 @cache
 def model(variant: str = "") -> TensorNet:
-    return model_of(**{**SMALL, **VARIANTS.get(variant, {})})
+    return uncertain(model_of(**{**SMALL, **VARIANTS.get(variant, {})}))
 
 
 @cache

@@ -20,7 +20,7 @@ from tests.kernels.tensornet import (
     test_tensor_embedding,
 )
 from tests.kernels.tensornet.test_forces import inputs as forces_inputs
-from tests.support.random_inputs import as_tuple, assert_matches, moved, numbers
+from tests.support.random_inputs import as_tuple, assert_matches, moved, numbers, weights
 
 SIZES = [(1, 1), (9, 7), (70, 48), (66, 64)]
 """Numbers of atoms and channels, for the shortest vectors and for the longest ones."""
@@ -38,6 +38,14 @@ OF_ATOMS = {
     "scalar_network_backward": test_scalar_network.backward_inputs,
     "deep_head": lambda n, f: (numbers(n, f), maps(f, 5, 3, 1), "none", "tanh"),
     "gated_head": lambda n, f: (numbers(n, f), maps(f, 5, 1), maps(f, 4, 1), 1.5, "silu"),
+    "deep_head, uncertain": lambda n, f: (
+        *(numbers(n, f), maps(f, 5, 3, 1), "none", "tanh"),
+        *(weights(7, 3), torch.randperm(n).int()),
+    ),
+    "gated_head, uncertain": lambda n, f: (
+        *(numbers(n, f), maps(f, 5, 1), maps(f, 4, 1), 1.5, "silu"),
+        *(weights(16, 5), torch.randperm(n).int()),
+    ),
 }
 OF_EDGES = {
     "message_product": lambda n, f: test_message_product.forward_inputs(n, f, "rows", "O(3)"),
@@ -60,6 +68,7 @@ CHANGING = {
 
 def operator(module, name):
     """Return an operator as a function of its inputs without side effects."""
+    name = name.partition(",")[0]
     if name in CHANGING:
         return CHANGING[name].gradients(module)
     if name == "repulsion":
@@ -79,8 +88,8 @@ def test_any_number_of_channels(name, n_atoms, channels, dtype):
 @pytest.mark.parametrize("name", OF_ATOMS)
 def test_no_atoms(name, dtype):
     inputs = OF_ATOMS[name](0, 16)
-    found = as_tuple(getattr(loops, name)(*moved(inputs, "cpu", dtype)))
-    expected = as_tuple(getattr(reference, name)(*inputs))
+    found = as_tuple(operator(loops, name)(*moved(inputs, "cpu", dtype)))
+    expected = as_tuple(operator(reference, name)(*inputs))
     assert [one.shape for one in found] == [other.shape for other in expected]
 
 

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from mlff_triton.kernels.common.reference.activations import activate
+from mlff_triton.kernels.numerics.split import SplitWeight
 from mlff_triton.kernels.tensornet.reference import readout as reference
 from mlff_triton.model import irreps
 from mlff_triton.model.config import TensorNetConfig
@@ -17,6 +20,7 @@ from tests.support.random_inputs import (
     assert_matches,
     assert_repeats,
     charge_factors,
+    moved,
     numbers,
     weights,
 )
@@ -46,10 +50,17 @@ def head_inputs(
     return numbers(n_atoms, channels), *maps, first, activation
 
 
+def uncertain_head_inputs(n_atoms: int, channels: int) -> tuple[object, ...]:
+    """Return inputs with a map to uncertainties, which kernels take in two pieces."""
+    given = head_inputs(n_atoms, channels)
+    return *given, weights(64, max(16, channels // 2)), torch.randperm(n_atoms).int()
+
+
 CASES = {
     "readout": (readout_inputs, 0),
     "readout_backward": (backward_inputs, 1),
     "scalar_head": (head_inputs, 1),
+    "scalar_head, uncertain": (uncertain_head_inputs, 1),
 }  # inputs, and derivative order of the outputs
 
 
@@ -57,7 +68,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_agrees_with_the_reference(name, n_atoms, channels, operator, device, dtype):
     inputs, order = CASES[name]
-    functions = getattr(operator, name), getattr(reference, name)
+    functions = (getattr(module, name.partition(",")[0]) for module in (operator, reference))
     assert_matches(*functions, inputs(n_atoms, channels), device, dtype, order)
 
 
@@ -71,7 +82,56 @@ def test_activations(first, activation, operator, device):
 @pytest.mark.parametrize("name", CASES)
 def test_gives_the_same_bits_again(name, operator, device):
     inputs = CASES[name][0](LARGE[device == "cuda"], 32)
-    assert_repeats(getattr(operator, name), inputs, device, torch.float32)
+    assert_repeats(getattr(operator, name.partition(",")[0]), inputs, device, torch.float32)
+
+
+def known(deviations: SplitWeight, order: Tensor, device: str, dtype: torch.dtype):
+    return moved(deviations, device, dtype), order.to(device)
+
+
+@pytest.mark.parametrize("n_rows", [16, 32, 256])
+def test_uncertainties_are_norms_in_the_users_order(n_rows, operator, device, dtype):
+    """Atoms without a row, as ghosts are, get none, and results of others are as without them."""
+    *given, _, _ = uncertain_head_inputs(5, 32)
+    given = moved(tuple(given), device, dtype)
+    deviations, order = weights(n_rows, 16), torch.tensor([2, 0, 6, 1, 4, 3, 5]).int()
+    energies, grad, found = operator.scalar_head(*given, *known(deviations, order, device, dtype))
+    plain = operator.scalar_head(*given)
+    assert plain[2] is None
+    assert_close(energies, plain[0], 0, dtype)
+    assert_close(grad, plain[1], 1, dtype)
+    hidden, weight1, bias1 = (moved(t, "cpu", torch.float64) for t in given[:3])
+    last = functional.silu(functional.silu(hidden) @ weight1.weight.T + bias1)
+    assert found.shape == (7,)
+    assert found.dtype == dtype
+    expected = torch.linalg.norm(last @ deviations.weight.T, dim=1)
+    assert_close(found[order[:5].long()], expected, 1, dtype)
+
+
+@pytest.mark.gpu
+def test_an_atom_has_the_same_uncertainty_among_others(operator, device):
+    n_atoms = LARGE[1]
+    hidden, *rest, deviations, _ = moved(uncertain_head_inputs(n_atoms, 32), device, torch.float32)
+    order = torch.randperm(n_atoms).int().to(device)
+    together = operator.scalar_head(hidden, *rest, deviations, order)[2][order.long()]
+    first = torch.zeros(1).int().to(device)
+    for k in (0, n_atoms // 2, n_atoms - 1):
+        alone = operator.scalar_head(hidden[k : k + 1].clone(), *rest, deviations, first)[2]
+        assert torch.equal(alone[0], together[k])
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_deep_heads_know_their_uncertainty(depth, operator, device, dtype):
+    widths = [16, *[8] * depth, 1]
+    maps = [(numbers(a, b), numbers(b)) for a, b in pairwise(widths)]
+    hidden, deviations, order = numbers(4, 16), weights(16, widths[-2]), torch.randperm(4).int()
+    last = activate(hidden, "tanh")
+    for weight, bias in maps[:-1]:
+        last = torch.tanh(last @ weight + bias)
+    given = moved((hidden, maps, "tanh", "tanh"), device, dtype)
+    found = operator.deep_head(*given, *known(deviations, order, device, dtype))[2]
+    expected = torch.linalg.norm(last @ deviations.weight.T, dim=1)
+    assert_close(found[order.long()], expected, 0, dtype)
 
 
 def test_reference_has_the_right_gradients():
@@ -111,7 +171,8 @@ def test_reference_differentiates_the_scalar_head(first, activation):
 def test_gated_head_is_the_modules(first, operator, device, dtype):
     head = GatedHead(TensorNetConfig(elements=(1,), hidden_channels=16)).double()
     hidden = numbers(5, 16).requires_grad_()
-    energies = 3.5 * head(activate(hidden, first))
+    alone, last = head(activate(hidden, first))
+    energies, deviations, order = 3.5 * alone, weights(16, 16), torch.randperm(5).int()
     grad = torch.autograd.grad(energies.sum(), hidden)[0]
 
     def maps(linears):
@@ -121,8 +182,15 @@ def test_gated_head_is_the_modules(first, operator, device, dtype):
         ]
 
     found = operator.gated_head(
-        hidden.detach().to(device, dtype), maps(head.values), maps(head.gates), 3.5, first
+        hidden.detach().to(device, dtype),
+        maps(head.values),
+        maps(head.gates),
+        3.5,
+        first,
+        *known(deviations, order, device, dtype),
     )
     assert found[0].dtype == dtype
     assert_close(found[0], energies, 0, dtype)
     assert_close(found[1], grad, 1, dtype)
+    expected = torch.linalg.norm(last @ deviations.weight.T, dim=1)
+    assert_close(found[2][order.long()], expected, 0, dtype)

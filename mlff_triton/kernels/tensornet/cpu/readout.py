@@ -5,6 +5,7 @@ Arguments and results are those of `mlff_triton.kernels.tensornet.reference.read
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -42,7 +43,7 @@ from mlff_triton.kernels.common.cpu.vectors import (
 from mlff_triton.kernels.numerics.split import SplitWeight
 from mlff_triton.kernels.tensornet.reference import readout as reference
 
-Head = Callable[[Tensor], tuple[Tensor, Tensor]]
+Head = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor, Tensor | None]]
 
 
 def readout(x: Tensor, gain: Tensor, shift: Tensor, weight: SplitWeight, bias: Tensor) -> Tensor:
@@ -77,18 +78,26 @@ def scalar_head(
     bias2: Tensor,
     first: str,
     activation: str,
-) -> tuple[Tensor, Tensor]:
-    """Compute the energies [N] of atoms, and their gradients [N, F]."""
+    deviations: SplitWeight | None = None,
+    order: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Compute the energies [N] of atoms, their gradients [N, F] and uncertainties [N or more]."""
     rows = as_array(hidden)
     u = map_rows(rows if first == "none" else activate_rows(rows, first), weight1, bias1)
     energies, slopes = np.empty(len(u), u.dtype), np.empty_like(u)
     torch.from_numpy(slopes).copy_(weight2)
     lanes = lanes_of(u.shape[1], u.itemsize)
-    run(_weigh, len(u), activate_rows(u, activation), weight2, bias2, lanes, energies)
+    last = activate_rows(u, activation)
+    run(_weigh, len(u), last, weight2, bias2, lanes, energies)
     grad = map_rows(activate_rows_backward(slopes, u, activation), adjoint1)
     if first != "none":
         activate_rows_backward(grad, rows, first)
-    return torch.from_numpy(energies), torch.from_numpy(grad)
+    uncertainty = None
+    if deviations is not None and order is not None:
+        uncertainty, mapped = hidden.new_empty(len(order)), map_rows(last, deviations)
+        lanes = lanes_of(mapped.shape[1], mapped.itemsize)
+        run(_row_norms, len(mapped), mapped, order, lanes, uncertainty)
+    return torch.from_numpy(energies), torch.from_numpy(grad), uncertainty
 
 
 def gated_head(
@@ -97,27 +106,58 @@ def gated_head(
     gates: Sequence[tuple[Tensor, Tensor]],
     scale: float,
     first: str,
-) -> tuple[Tensor, Tensor]:
+    deviations: SplitWeight | None = None,
+    order: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Compute energies [N] by one network times the sigmoid of another, and gradients [N, F]."""
-    return _by_blocks(lambda x: reference.gated_head(x, values, gates, scale, first), hidden)
+    return _by_blocks(
+        lambda x, order: reference.gated_head(x, values, gates, scale, first, deviations, order),
+        hidden,
+        None if deviations is None else order,
+    )
 
 
 def deep_head(
-    hidden: Tensor, maps: Sequence[tuple[Tensor, Tensor]], first: str, activation: str
-) -> tuple[Tensor, Tensor]:
+    hidden: Tensor,
+    maps: Sequence[tuple[Tensor, Tensor]],
+    first: str,
+    activation: str,
+    deviations: SplitWeight | None = None,
+    order: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Compute energies [N] by a network of any depth, and their gradients [N, F]."""
-    return _by_blocks(lambda x: reference.deep_head(x, maps, first, activation), hidden)
+    return _by_blocks(
+        lambda x, order: reference.deep_head(x, maps, first, activation, deviations, order),
+        hidden,
+        None if deviations is None else order,
+    )
 
 
-def _by_blocks(head: Head, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Apply a head to hidden values [N, F], block by block."""
+def _by_blocks(
+    head: Head, hidden: Tensor, order: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Apply a head to hidden values [N, F], block by block.
+
+    Parameters
+    ----------
+    head : callable
+        Maps hidden values and an order of as many atoms, or None, to results of the atoms.
+    hidden : [N, F]
+        Output of the readout.
+    order : int32 [N or more], optional
+        The user's index of each atom, if there are uncertainties.
+    """
     energies, grad = hidden.new_empty(len(hidden)), torch.empty_like(hidden)
+    uncertainty = None if order is None else hidden.new_empty(len(order))
 
     def compute(first: int, last: int) -> None:
-        energies[first:last], grad[first:last] = head(hidden[first:last])
+        as_given = None if order is None else torch.arange(last - first)
+        energies[first:last], grad[first:last], found = head(hidden[first:last], as_given)
+        if uncertainty is not None and order is not None and found is not None:
+            uncertainty[order[first:last].long()] = found
 
     over_rows(compute, len(hidden))
-    return energies, grad
+    return energies, grad, uncertainty
 
 
 def _invariants(x: Tensor) -> Array:
@@ -135,6 +175,16 @@ def _weigh(values, weight, bias, lanes, energies, first, last):
         for f in range(0, values.shape[1], len(lanes)):
             sums += load_vector(values, (i, f), lanes) * load_vector(weight, (f,), lanes)
         energies[i] = total(sums) + bias[0]
+
+
+@loop
+def _row_norms(rows, order, lanes, out, first, last):
+    for i in range(first, last):
+        sums = spread(rows.dtype.type(0), lanes)
+        for f in range(0, rows.shape[1], len(lanes)):
+            values = load_vector(rows, (i, f), lanes)
+            sums += values * values
+        out[order[i]] = math.sqrt(total(sums))
 
 
 @loop

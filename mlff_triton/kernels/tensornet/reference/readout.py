@@ -91,12 +91,15 @@ def scalar_head(
     bias2: Tensor,
     first: str,
     activation: str,
-) -> tuple[Tensor, Tensor]:
-    """Compute the energies [N] of atoms, and their gradients [N, F]."""
+    deviations: SplitWeight | None = None,
+    order: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Compute the energies [N] of atoms, their gradients [N, F] and uncertainties [N or more]."""
     u = torch.addmm(bias1, activate(hidden, first), weight1.weight.T)
-    energies = activate(u, activation) @ weight2 + bias2
+    last = activate(u, activation)
     grad = (activate_derivative(u, activation) * weight2) @ adjoint1.weight.T
-    return energies, grad * activate_derivative(hidden, first)
+    energies, grad = last @ weight2 + bias2, grad * activate_derivative(hidden, first)
+    return energies, grad, _uncertainty(last, deviations, order)
 
 
 def gated_head(
@@ -105,7 +108,9 @@ def gated_head(
     gates: Sequence[tuple[Tensor, Tensor]],
     scale: float,
     first: str,
-) -> tuple[Tensor, Tensor]:
+    deviations: SplitWeight | None = None,
+    order: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Compute MatGL's ``WeightedReadOut``: one network times the sigmoid of another.
 
     Parameters
@@ -118,26 +123,42 @@ def gated_head(
         Factor of the energies.
     first : str
         Activation of ``hidden``, or "none".
+    deviations : SplitWeight [K, H], optional
+        Map from the last hidden values of the first network, times the sigmoid, to uncertainties.
+    order : int32 [N or more], optional
+        The user's index of each atom, and of others; given with ``deviations``.
 
     Returns
     -------
     energies : [N]
     grad : [N, F]
         Derivatives of the energies with respect to ``hidden``.
+    uncertainty : [N or more] or None
+        As in `mlff_triton.kernels.tensornet.readout.scalar_head`.
     """
     x = activate(hidden, first)
     value, value_trace = _forward(x, values, "silu")
     gate, gate_trace = _forward(x, gates, "silu")
-    weight = scale * torch.sigmoid(gate)
+    sigmoid = torch.sigmoid(gate)
+    weight = scale * sigmoid
     energies = value * weight
     grad = _backward(weight, values, value_trace, "silu")
-    grad = grad + _backward(energies * (1 - torch.sigmoid(gate)), gates, gate_trace, "silu")
-    return energies[:, 0], grad * activate_derivative(hidden, first)
+    grad = grad + _backward(energies * (1 - sigmoid), gates, gate_trace, "silu")
+    grad = grad * activate_derivative(hidden, first)
+    if deviations is None:
+        return energies[:, 0], grad, None
+    last = sigmoid * _last_hidden(x, value_trace, "silu")
+    return energies[:, 0], grad, _uncertainty(last, deviations, order)
 
 
 def deep_head(
-    hidden: Tensor, maps: Sequence[tuple[Tensor, Tensor]], first: str, activation: str
-) -> tuple[Tensor, Tensor]:
+    hidden: Tensor,
+    maps: Sequence[tuple[Tensor, Tensor]],
+    first: str,
+    activation: str,
+    deviations: SplitWeight | None = None,
+    order: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Compute the energies of atoms by a network of any depth.
 
     Parameters
@@ -148,16 +169,42 @@ def deep_head(
         Linear maps, the last one to energies in eV.
     first, activation : str
         Activations of ``hidden``, or "none", and between the maps.
+    deviations : SplitWeight [K, H], optional
+        Map from the last hidden values to uncertainties.
+    order : int32 [N or more], optional
+        The user's index of each atom, and of others; given with ``deviations``.
 
     Returns
     -------
     energies : [N]
     grad : [N, F]
         Derivatives of the energies with respect to ``hidden``.
+    uncertainty : [N or more] or None
+        As in `mlff_triton.kernels.tensornet.readout.scalar_head`.
     """
-    energies, trace = _forward(activate(hidden, first), maps, activation)
+    x = activate(hidden, first)
+    energies, trace = _forward(x, maps, activation)
     grad = _backward(torch.ones_like(energies), maps, trace, activation)
-    return energies[:, 0], grad * activate_derivative(hidden, first)
+    grad = grad * activate_derivative(hidden, first)
+    if deviations is None:
+        return energies[:, 0], grad, None
+    return energies[:, 0], grad, _uncertainty(_last_hidden(x, trace, activation), deviations, order)
+
+
+def _uncertainty(
+    last: Tensor, deviations: SplitWeight | None, order: Tensor | None
+) -> Tensor | None:
+    """Return the norms of mapped hidden values [n, H], in the user's order: [N]."""
+    if deviations is None or order is None:
+        return None
+    found = last.new_empty(len(order))
+    norms = torch.linalg.vector_norm(last @ deviations.weight.T, dim=1)
+    return found.index_copy_(0, order[: len(last)].long(), norms)
+
+
+def _last_hidden(x: Tensor, trace: Sequence[Tensor], activation: str) -> Tensor:
+    """Return what the last map of a network multiplies, given its input and its hidden values."""
+    return activate(trace[-1], activation) if trace else x
 
 
 def _forward(
