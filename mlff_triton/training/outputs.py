@@ -15,6 +15,7 @@ from mlff_triton._common.lock import FileLock
 from mlff_triton._common.text import first_line
 from mlff_triton.checkpoints import save_model
 from mlff_triton.errors import CheckpointError, InputError, OutputError
+from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.training.log import table
 from mlff_triton.training.trainer import Trainer
 
@@ -104,9 +105,14 @@ class Outputs:
         replace_file(self.directory / LOG, table(trainer.log).encode())
         best = trainer.best_row
         if best.epoch != self._written_epoch:
-            card = f"{self._card}\n\nValidation, epoch {best.epoch}: {best.text()}.\n"
-            save_model(trainer.best_model, self.directory / MODEL, card)
-            self._written_epoch = best.epoch
+            self.save_best(trainer, trainer.best_model)
+
+    def save_best(self, trainer: Trainer, model: TensorNet) -> None:
+        """Write the best model of a trainer, which may have learned its uncertainty since."""
+        best = trainer.best_row
+        card = f"{self._card}\n\nValidation, epoch {best.epoch}: {best.text()}.\n"
+        save_model(model, self.directory / MODEL, card)
+        self._written_epoch = best.epoch
 
     def lock(self) -> FileLock:
         """Return the lock of the directory."""

@@ -10,6 +10,7 @@ import numpy as np
 from mlff_triton._common.figures import figure_class
 from mlff_triton.training.evaluation import Errors, mae, rmse
 from mlff_triton.training.frames import Array
+from mlff_triton.training.uncertainty import BAD, FALSE_ALARMS, Judgement
 from mlff_triton.units import EV_PER_A3_TO_GPA
 
 MOST_POINTS = 20_000  # of each part in a panel
@@ -21,6 +22,7 @@ SPLITS: Row = (
     *("force RMSE", "stress MAE, GPa"),
 )
 ELEMENTS: Row = ("element", "atoms", "force MAE, meV/Å", "force RMSE")
+DECILES: Row = ("group", "atoms", "predicted error, meV/Å", "error, meV/Å")
 GROUPS: Row = ("group", "structures", "energy MAE, meV/atom", "force MAE, meV/Å")
 
 
@@ -38,7 +40,7 @@ def split_rows(errors: Mapping[str, Errors]) -> list[Row]:
     ]
 
 
-def report(errors: Mapping[str, Errors], facts: Sequence[str]) -> str:
+def report(errors: Mapping[str, Errors], facts: Sequence[str], judgement: Judgement | None) -> str:
     """Return a report in Markdown.
 
     Parameters
@@ -47,6 +49,8 @@ def report(errors: Mapping[str, Errors], facts: Sequence[str]) -> str:
         Errors by the names of parts. Elements and groups are those of the last part.
     facts : sequence of str
         Lines about data and options.
+    judgement : Judgement or None
+        Comparison of predicted with actual errors, if the model predicts them.
 
     Returns
     -------
@@ -80,8 +84,50 @@ def report(errors: Mapping[str, Errors], facts: Sequence[str]) -> str:
             f"{which} the largest errors of forces first.",
             "",
             *_table(GROUPS, rows),
+            *_trust(judgement),
         ]
     )
+
+
+def _trust(judgement: Judgement | None) -> list[str]:
+    """Return the section on the errors that a model predicts of itself."""
+    if judgement is None:
+        return [
+            "## Uncertainty",
+            "",
+            "The model does not know its errors, as those in the validation set are all zero.",
+            "",
+        ]
+    found, limit = judgement.reliability, judgement.limit
+    rows = [
+        (str(k), str(len(actual)), _milli(predicted.mean()), _milli(actual.mean()))
+        for k, (predicted, actual) in enumerate(found.deciles(), 1)
+    ]
+    bad, good = found.flagged(limit)
+    what = (
+        "The model predicts the size of the error of the force on each atom. Atoms are in ten "
+        "groups, those with the smallest predictions first."
+    )
+    flags = (
+        f"The limit is {_milli(limit)} meV/Å: {FALSE_ALARMS:.0%} of the structures in the "
+        f"validation set whose errors are at most {_milli(BAD)} meV/Å have an atom above it. "
+        f"Of the {judgement.part} set, it flags {_share(*good)} of these structures, and "
+        f"{_share(*bad)} of those with a larger error."
+    )
+    return [
+        f"## Uncertainty, {judgement.part}",
+        "",
+        what,
+        "",
+        *_table(DECILES, rows),
+        flags,
+        "",
+    ]
+
+
+def _share(part: int, whole: int) -> str:
+    """Write a number as part of another one, in per cent if there is one."""
+    return f"{part} of {whole}" + (f" ({part / whole:.0%})" if whole else "")
 
 
 def parity_figure(errors: Mapping[str, Errors]) -> bytes:

@@ -31,6 +31,7 @@ from mlff_triton.training.settings import Architecture, Data, Settings
 from mlff_triton.training.sources import read_frames
 from mlff_triton.training.splits import split_frames
 from mlff_triton.training.trainer import Trainer
+from mlff_triton.training.uncertainty import forget_uncertainty, learn_and_judge
 
 REFERENCES = ("fit", "keep")
 
@@ -162,10 +163,14 @@ def train_files(
         if not trainer.is_done:
             return Result(trainer, {})
         outputs.save(trainer)
-        errors = _errors(trainer.best_model, graphs, parts, settings.batch)
+        best_model = trainer.best_model
+        errors = _errors(best_model, graphs, parts, settings.batch)
+        others = (torch.from_numpy(parts.valid), torch.from_numpy(parts.test))
+        trust = learn_and_judge(best_model, graphs, (everything, *others), errors, settings.batch)
+        outputs.save_best(trainer, best_model)
         best = trainer.best_row.epoch
         facts.append(f"Epoch {best} of {settings.epochs} validates best, and is the model.")
-        replace_file(out / REPORT, report(errors, facts).encode())
+        replace_file(out / REPORT, report(errors, facts, trust).encode())
         replace_file(out / PARITY, parity_figure(errors))
     return Result(trainer, errors)
 
@@ -179,6 +184,7 @@ def _load_base(name: str) -> TensorNet:
             f"{name} is a TensorNet2, whose training with charges and dipoles is not supported: "
             "fine-tune a TensorNet, or use TorchMD-NET"
         )
+    forget_uncertainty(model)
     return model
 
 

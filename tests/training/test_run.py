@@ -14,6 +14,7 @@ from mlff_triton import Engine, TensorNet2, load_model, save_model
 from mlff_triton.checkpoints import model_card
 from mlff_triton.errors import CheckpointError, InputError, OutputError
 from mlff_triton.model.config import TensorNet2Config
+from mlff_triton.model.tensornet import UNCERTAINTY
 from mlff_triton.training import trainer as trainer_module
 from mlff_triton.training.evaluation import mae
 from mlff_triton.training.labels import Labels
@@ -253,7 +254,8 @@ class TestFineTuning:
 
     def test_the_model_is_where_it_begins(self, base):
         result = train(begin=replace(base, references="keep"), stop=lambda: True)
-        assert same(weights("base"), weights("out"))
+        assert same(weights("out"), weights("base"))
+        assert weights("base").keys() - weights("out").keys() == set(UNCERTAINTY)
         assert not result.errors
 
     def test_references_follow_another_method(self, base):
