@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlff_triton.engine.batch import Batch
+from mlff_triton.engine.batch import Batch, same
 from mlff_triton.engine.device_neighbors import DeviceModel
 from mlff_triton.engine.device_state import DeviceState, pinned
 from mlff_triton.engine.step import Outputs
 from mlff_triton.engine.step_graph import StepGraph
 from mlff_triton.engine.totals import WIDTH, Totals
 from mlff_triton.model.prediction import Prediction
+from mlff_triton.neighbors.box import FloatArray
 
 
 class DeviceBatches:
@@ -41,11 +42,23 @@ class DeviceBatches:
         self._downloaded = Outputs(totals, forces, energies, *some)
         self._prediction = self._downloaded.prediction
         self._status = totals.status.numpy()
+        self._limits: FloatArray | None = None
 
     def set(self, batch: Batch) -> None:
         """Stage the positions, and upload what else differs from the last batch."""
         self._staged[:] = batch.positions
         self._state.set_batch(batch)
+
+    def watch(self, limits: FloatArray) -> None:
+        """Let steps tell of contacts, by the lengths of atoms in Å, float64 [N]."""
+        if self._limits is None or not same(limits, self._limits):
+            self._state.neighbors.watch(limits)
+            self._limits = limits
+
+    @property
+    def has_contacts(self) -> bool:
+        """True if atoms were in contact in the last step that `fetch` ran."""
+        return self._state.has_contacts
 
     def prepare(self) -> None:
         """Upload the positions that are staged, and make a neighbor matrix and graph for them.
@@ -73,10 +86,14 @@ class DeviceBatches:
         OverlappingAtomsError
             If two atoms coincide.
         """
+        return self.fetch_views().map(_copied)
+
+    def fetch_views(self) -> Prediction:
+        """Do the same, but return tensors on the CPU that the next step overwrites."""
         if self._state.is_due:  # the matrix is built before the step uploads positions
             self._upload()
         self._state.settle(self._run_round_trip)
-        return self._prediction.map(_copied)
+        return self._prediction
 
     def _run_round_trip(self) -> int:
         """Run a step with its transfers, and return the highest status of any atom."""

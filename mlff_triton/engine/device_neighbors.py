@@ -21,7 +21,7 @@ from mlff_triton.kernels.tensornet.protocol import StepOperators
 from mlff_triton.kernels.tensornet2.protocol import ChargedOperators
 from mlff_triton.kernels.types.edges import Edges, Knots
 from mlff_triton.kernels.types.neighbor_matrix import MAX_REACH, NeighborMatrix
-from mlff_triton.neighbors.box import Box
+from mlff_triton.neighbors.box import Box, FloatArray
 from mlff_triton.neighbors.verlet_list import automatic_skin
 
 LIQUID = 0.12  # atoms/Å^3: neighbors of an atom in water when they are most
@@ -166,12 +166,18 @@ class DeviceNeighbors:
         Cutoffs, skin and capacity.
     atoms : AtomBuffers
         The atoms.
+
+    Attributes
+    ----------
+    limits : float64 [N] or None
+        Length of each atom in Å, from `watch`: see `edges`.
     """
 
     names: Tensor | None = None  # what atoms are called as senders: see `edges`
 
     def __init__(self, model: DeviceModel, atoms: AtomBuffers) -> None:
         self.layout = 0
+        self.limits: Tensor | None = None
         self._model = model
         self._atoms = atoms
         n_atoms, charges = len(atoms.positions), model.parameters.charges
@@ -251,6 +257,14 @@ class DeviceNeighbors:
         self._allocate(capacities)
         self.layout += 1
 
+    def watch(self, limits: FloatArray) -> None:
+        """Let the status tell of contacts, by the lengths of the first atoms in Å."""
+        if self.limits is None:
+            self.limits = self._atoms.positions.new_zeros(len(self._atoms.positions))
+            self.layout += 1
+        self.limits.zero_()
+        self.limits[: len(limits)] = torch.from_numpy(limits)
+
     def edges(self) -> tuple[Edges, Tensor]:
         """Launch the kernel that finds the edges of the network and the status of each atom."""
         return self._edges(-1, self._model.parameters.tables.knots, None)
@@ -278,6 +292,7 @@ class DeviceNeighbors:
             rows_ascend=self.matrix is self._found,
             others=status,
             names=self.names,
+            limits=None if knots is None else self.limits,
         )
 
     @property

@@ -182,6 +182,8 @@ class PartState(DeviceState):
             torch.tensor([part.n_total, 1], device=device),
         )
         systems.offsets[part.n_own :] = 0
+        if part.limits is not None:
+            self.neighbors.watch(part.limits)
         self._own_ptr[1:] = part.n_own  # padding is a system without atoms
         self._set_systems(systems)
         if self._borders is not None and self._borders.set_part(self.model.parameters, part):
@@ -318,6 +320,7 @@ class PartBuffers:
             atom_energies=self._energies.numpy()[: self._part.n_own],
             atom_virials=virials,
             uncertainty=None if known is None else own_errors(known, self._part),
+            has_contacts=self._state.has_contacts,
         )
 
     def _find_edges(self) -> int:

@@ -21,7 +21,7 @@ from mlff_triton.engine.step import Outputs, Systems, evaluate_step
 from mlff_triton.engine.step_graph import StepGraph
 from mlff_triton.errors import InputError, OverlappingAtomsError
 from mlff_triton.kernels.common.compilation import compile_ahead
-from mlff_triton.kernels.types.status import AGE, FAR, NOT_FINITE, OVERLAP, SHORT, STALE
+from mlff_triton.kernels.types.status import AGE, CONTACT, FAR, NOT_FINITE, OVERLAP, SHORT, STALE
 from mlff_triton.neighbors.box import Box, check_box
 
 UNFIT = SHORT | FAR
@@ -40,6 +40,11 @@ class DeviceState:
         The model, on the GPU.
     n_atoms, n_systems : int
         Size of the batches.
+
+    Attributes
+    ----------
+    has_contacts : bool
+        True if atoms were in contact in the last step, by the limits of `DeviceNeighbors.watch`.
     """
 
     def __init__(self, model: DeviceModel, n_atoms: int, n_systems: int) -> None:
@@ -55,6 +60,7 @@ class DeviceState:
         self._is_built = False
         self._compiled_layout = -1
         self._age = self._last_age = 0  # see `_grow_older`
+        self.has_contacts = False
 
     def _make_neighbors(self) -> DeviceNeighbors:
         return DeviceNeighbors(self.model, self.atoms)
@@ -201,6 +207,7 @@ class DeviceState:
                 repair()
                 worst = run()
         self.raise_problem(worst)
+        self.has_contacts = bool(worst & CONTACT)
         self._grow_older(worst & AGE)
 
     def _grow_older(self, age: int) -> None:

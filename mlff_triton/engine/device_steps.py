@@ -113,6 +113,21 @@ class DeviceSteps(Steps):
         with self._on_gpu(batch):
             return self._buffers(batch).fetch()
 
+    @property
+    def contact_reach(self) -> float:
+        """Distance in Å up to which steps tell of contacts: the cutoff of the network."""
+        charges = self._model.parameters.charges
+        if charges is None:
+            return self._model.cutoff
+        return min(self._model.cutoff, charges.network_cutoff)
+
+    def watch(self, batch: Batch, limits: FloatArray) -> tuple[Prediction, bool]:
+        """Compute a batch, and tell of its contacts; see `mlff_triton.engine.Engine.watch`."""
+        with self._on_gpu(batch):
+            buffers = self._buffers(batch)
+            buffers.watch(limits)
+            return buffers.fetch_views(), buffers.has_contacts
+
     def prepare(self, batch: Batch) -> Callable[[], Prediction]:
         """Return a function that queues the step of a batch, without waiting for it."""
         with self._on_gpu(batch):

@@ -242,6 +242,35 @@ class Engine:
         with self._call():
             return Prediction.mean([steps.evaluate(batch) for steps in self._steps])
 
+    @property
+    def contact_reach(self) -> float:
+        """Distance in Å up to which steps tell of contacts of atoms; 0 for backends without it."""
+        return max(steps.contact_reach for steps in self._steps)
+
+    def watch(self, batch: Batch, limits: FloatArray) -> tuple[Prediction, bool]:
+        """Compute a checked batch as `evaluate` does, and tell whether atoms are in contact.
+
+        Parameters
+        ----------
+        batch : Batch
+            The systems.
+        limits : float64 [N]
+            Length of each atom in Å: two atoms are in contact below the sum of theirs, up to
+            rounding, if that is at most `contact_reach`.
+
+        Returns
+        -------
+        Prediction
+            On the CPU. The next step may overwrite it.
+        bool
+            True if there are contacts; always False if `contact_reach` is 0.
+        """
+        check_neutral(self.uses_charge, batch.charge)
+        with self._call():
+            found = [steps.watch(batch, limits) for steps in self._steps]
+        predictions, has_contacts = zip(*found, strict=True)
+        return Prediction.mean(predictions), any(has_contacts)
+
     def prepare(
         self,
         numbers: ArrayLike,

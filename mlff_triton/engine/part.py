@@ -196,16 +196,24 @@ class PartAtoms:
         Number of atoms in the whole system.
     exchange : Exchange, optional
         With it, ghosts are those within one cutoff.
+    limits : float64 [N], optional
+        Length of each atom in Å: two atoms are in contact below the sum of theirs.
     """
 
     numbers: IntArray
     n_own: int
     n_total: int
     exchange: Exchange | None = None
+    limits: FloatArray | None = None
 
     @classmethod
     def of(
-        cls, numbers: ArrayLike, n_own: int, n_total: int, exchange: Exchange | None = None
+        cls,
+        numbers: ArrayLike,
+        n_own: int,
+        n_total: int,
+        exchange: Exchange | None = None,
+        limits: FloatArray | None = None,
     ) -> PartAtoms:
         """Check and convert atoms; see `mlff_triton.engine.system_part.SystemPart.set_atoms`."""
         z = as_array(numbers)
@@ -223,7 +231,7 @@ class PartAtoms:
             )
         if exchange is not None:
             _check_rows(exchange, int(n_own), len(z))
-        return cls(z.astype(np.int64), int(n_own), int(n_total), exchange)
+        return cls(z.astype(np.int64), int(n_own), int(n_total), exchange, limits)
 
     @property
     def rows(self) -> NDArray[np.int32]:
@@ -294,6 +302,9 @@ class PartPrediction:
         all parts in which it occurs.
     uncertainty : float64 [n_own] or None
         Expected error of the force on each own atom, if the model knows its uncertainty.
+    has_contacts : bool
+        True if atoms are in contact, own ones or ghosts: see `PartAtoms`. Steps on a GPU look for
+        contacts up to `Engine.contact_reach`, up to rounding, and others do not.
     """
 
     energy: float
@@ -302,6 +313,7 @@ class PartPrediction:
     atom_energies: FloatArray
     atom_virials: FloatArray | None
     uncertainty: FloatArray | None = None
+    has_contacts: bool = False
 
     @classmethod
     def zeros(cls, atoms: PartAtoms, *, per_atom: bool) -> PartPrediction:

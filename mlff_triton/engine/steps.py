@@ -99,6 +99,15 @@ class Steps(ABC):
     def evaluate(self, batch: Batch) -> Prediction:
         """Compute energies, forces and virials of a batch; return them on the CPU."""
 
+    @property
+    def contact_reach(self) -> float:
+        """Distance in Å up to which steps tell of contacts of atoms; 0 if they do not."""
+        return 0.0
+
+    def watch(self, batch: Batch, limits: FloatArray) -> tuple[Prediction, bool]:  # noqa: ARG002
+        """Compute a batch, and return True if it has contacts; see `Engine.watch`."""
+        return self.evaluate(batch), False
+
     @abstractmethod
     def prepare(self, batch: Batch) -> Callable[[], Prediction]:
         """Return a function that queues the step of a batch, for measurements.

@@ -73,7 +73,12 @@ class SystemPart:
         self._atoms = PartAtoms.of([], 0, 0)
 
     def set_atoms(
-        self, numbers: ArrayLike, n_own: int, n_total: int, exchange: Exchange | None = None
+        self,
+        numbers: ArrayLike,
+        n_own: int,
+        n_total: int,
+        exchange: Exchange | None = None,
+        limits: FloatArray | None = None,
     ) -> None:
         """Replace the atoms, whose order is kept until the next call.
 
@@ -89,6 +94,9 @@ class SystemPart:
         exchange : Exchange, optional
             Source of the tensors of atoms that other processes own. All processes compute their
             steps at the same time then, and wait for one another.
+        limits : float64 [N], optional
+            Length of each atom in Å: two atoms are in contact below the sum of theirs, which steps
+            on a GPU tell: see `PartPrediction.has_contacts`.
 
         Raises
         ------
@@ -109,7 +117,7 @@ class SystemPart:
                 "charges of this model are not local: each depends on all atoms, so give set_atoms "
                 "an exchange with the other parts"
             )
-        atoms = PartAtoms.of(numbers, n_own, n_total, exchange)
+        atoms = PartAtoms.of(numbers, n_own, n_total, exchange, limits)
         with self._call():
             self._atoms = PartAtoms.of([], 0, 0)  # in case of an error
             if atoms.n_own:
@@ -179,6 +187,7 @@ def _mean(results: list[PartPrediction], units: Units) -> PartPrediction:
         atom_energies=mean([result.atom_energies for result in results]),
         atom_virials=mean(virials) if virials else None,
         uncertainty=mean(errors, factor * units.length) if len(errors) == len(results) else None,
+        has_contacts=any(result.has_contacts for result in results),
     )
 
 

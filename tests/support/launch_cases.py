@@ -347,7 +347,9 @@ def engine_step(n_atoms: int, group: str, dtype: torch.dtype) -> object:
     rows = NeighborMatrix(*lists, integers[0], integers[0], positions, cell)
     knots = p.tables.knots
     edges.edges(positions, cell, integers, rows, None, 5.0, 6.0, dtype, others=integers)
-    found, status = edges.edges(positions, cell, integers, rows, knots, 5.0, 6.0, dtype)
+    given = positions, cell, integers, rows, knots, 5.0, 6.0, dtype
+    edges.edges(*given, limits=positions[:, 0])
+    found, status = edges.edges(*given)
     one_system = torch.tensor([0, n_atoms], dtype=torch.int32)
     ones = torch.ones(n_atoms)
     systems = Systems(integers, integers, ones.to(dtype), ones.double(), one_system)
@@ -374,6 +376,7 @@ def part_step(n_own: int, group: str, dtype: torch.dtype) -> object:
 
     names, rows = torch.zeros_like(integers), [n_own] * len(rows)
     shells.name_rows(matrix, integers, integers[:1], n_own, names)
+    edges.edges(*given, rows_ascend=False, names=names, limits=positions[:, 0])
     near, status = edges.edges(*given, rows_ascend=False, names=names)
     borders = AloneBorders(n_own + 5, n_own)
     return evaluate_part(kernels, p, systems, near, status, rows, borders)

@@ -2,13 +2,14 @@
 
 A search for nearest neighbors also finds the clearance: a distance that is left before any pair is
 a contact. No atoms can have met until one of them has moved by half of it.
+
+Kernels on a GPU compare the distances of all neighbors while they find edges. A search then takes
+place where a run begins, and to name the atoms that a kernel has found.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -22,33 +23,15 @@ from mlff_triton.neighbors.box import FloatArray
 MOST_CLEARANCE = 0.6
 """Å; pairs whose distance exceeds the smallest possible one by more are not searched for."""
 ATOMS_PER_THREAD = 4096
-SHARE = 0.01
-"""Largest share of the time of a run on a GPU that checks of distances take."""
+ROUNDING = 1 + 1e-9
+"""Factor of the limits of kernels, so that these find all contacts that a search finds."""
 
 
 class ContactChecks:
-    """Checks that own atoms are not far too close to one another or to ghosts.
+    """Checks that own atoms are not far too close to one another or to ghosts."""
 
-    The search for pairs runs on the CPU, where steps of the model take far longer.
-
-    Parameters
-    ----------
-    limits_time : bool
-        True if steps run on a GPU, which is faster, so that checks are left out now and then, and
-        take place while the GPU is busy.
-    """
-
-    def __init__(self, *, limits_time: bool) -> None:
-        self._limits_time = limits_time
-        self._thread = ThreadPoolExecutor(1)
-        self._running: Future[None] | None = None
-        self._next = 0.0
+    def __init__(self) -> None:
         self.forget()
-
-    @property
-    def is_affordable(self) -> bool:
-        """True if one more check would take little of the time since the last one."""
-        return not self._limits_time or time.monotonic() >= self._next
 
     def forget(self) -> None:
         """Let the next check search for pairs, as atoms may be others or in another order."""
@@ -66,11 +49,9 @@ class ContactChecks:
         """
         if not self._clearance:
             return True
-        start = time.monotonic()
         moved = np.subtract(own, self._own, out=self._moved)
         farthest = math.sqrt(3) * max(moved.max(), -moved.min())
         approach = 2 * farthest + np.abs(cell - self._cell).sum()
-        self._wait(start)
         return not approach < self._clearance  # True for NaN
 
     def search(
@@ -83,9 +64,7 @@ class ContactChecks:
         *,
         step: int | None,
     ) -> None:
-        """Search for contacts, or begin to; `finish` follows when the step has been computed.
-
-        Positions must not change until then.
+        """Search for contacts.
 
         Parameters
         ----------
@@ -99,37 +78,8 @@ class ContactChecks:
         Raises
         ------
         InputError, OverlappingAtomsError
-            As `finish` does. Where a run begins, nothing is computed before.
-        """
-        given = numbers, positions, cell, n_own, labels, step
-        if self._limits_time and step is not None:
-            self._running = self._thread.submit(self._search, *given)
-        else:
-            self._search(*given)
-
-    def finish(self) -> None:
-        """Wait for a search, if there is one.
-
-        Raises
-        ------
-        InputError, OverlappingAtomsError
             If two atoms are too close, or a position is not finite.
         """
-        running, self._running = self._running, None
-        if running is not None:
-            running.result()
-
-    def _search(
-        self,
-        numbers: IntArray,
-        positions: FloatArray,
-        cell: FloatArray,
-        n_own: int,
-        labels: IntArray,
-        step: int | None,
-    ) -> None:
-        """Search for contacts; see `search`."""
-        start = time.monotonic()
         try:
             self._clearance = find_clearance(numbers, positions, n_own, labels)
         except InputError as error:
@@ -141,12 +91,6 @@ class ContactChecks:
             ) from None
         self._own, self._cell = positions[:n_own].copy(), cell
         self._moved = np.empty_like(self._own)
-        self._wait(start)
-
-    def _wait(self, start: float) -> None:
-        """Make checks affordable again when this one will have been short enough."""
-        end = time.monotonic()
-        self._next = end + (end - start) / SHARE
 
 
 def find_clearance(numbers: IntArray, positions: FloatArray, n_own: int, labels: IntArray) -> float:

@@ -6,7 +6,6 @@ import ctypes
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -16,9 +15,13 @@ import numpy as np
 import torch
 
 from mlff_triton._common.version import __version__
-from mlff_triton.calculators._plausibility import unknown_bonds, unknown_shells
+from mlff_triton.calculators._plausibility import (
+    contact_limits,
+    unknown_bonds,
+    unknown_shells,
+)
 from mlff_triton.calculators.lammps.atoms import KnownAtoms, is_rebuilt, positions_of, view
-from mlff_triton.calculators.lammps.contacts import ContactChecks
+from mlff_triton.calculators.lammps.contacts import ROUNDING, ContactChecks
 from mlff_triton.calculators.lammps.coverage import check_coverage
 from mlff_triton.calculators.lammps.exchange import FeatureExchange, Transport
 from mlff_triton.calculators.lammps.guard import Guard
@@ -46,7 +49,7 @@ from mlff_triton.calculators.lammps.whole import WholeSystem
 from mlff_triton.engine.batch import Batch, IntArray
 from mlff_triton.engine.engine import Engine
 from mlff_triton.engine.part import OwnImages, PartPrediction
-from mlff_triton.errors import DeviceMemoryError, InputError, SimulationError
+from mlff_triton.errors import DeviceMemoryError, InputError, MlffTritonError, SimulationError
 from mlff_triton.model.known_domain import UnknownChemistryWarning
 from mlff_triton.model.prediction import Ensemble
 from mlff_triton.model.tensornet import TensorNet
@@ -226,6 +229,8 @@ class Coupling:
         self.guard = Guard(lmp)
         self._comm = comm
         self._numbers = numbers
+        self._limits = ROUNDING * contact_limits(numbers)
+        self._is_watched = 2 * self._limits.max() <= engine.contact_reach
         self._charge = charge
         self._skin = skin
         part, kinds = engine.part(charge, find_units(lmp)), numbers[1:]
@@ -247,7 +252,7 @@ class Coupling:
         self._exchange: FeatureExchange | None = None
         self._last_step = -2  # precedes none
         self._begins = True
-        self._contacts = ContactChecks(limits_time=engine.device.type == "cuda")
+        self._contacts = ContactChecks()
         self._is_known = False
 
     def attach(self) -> None:
@@ -287,9 +292,8 @@ class Coupling:
         per_atom = self._lmp.extract_global("vflag_atom") == step
         with_ghosts = per_atom or not self._is_alone
         look = partial(self._look, step, n_own, with_ghosts=with_ghosts)
-        n_changed, n_due = self._together(look, 2)
-        is_due = n_due == self._comm.size
-        if is_due:
+        (n_changed,) = self._together(look, 1)
+        if self._begins or not self._is_watched:
             self._together(lambda: self._check_contacts(step, n_own))
         if n_changed:
             self._reverse = None
@@ -298,9 +302,9 @@ class Coupling:
             self._renew_ghosts(n_own)
         if n_changed or is_new:
             self._together(lambda: self._give_atoms(n_own))
-        prediction, energy = self._compute(per_atom=per_atom)
-        if is_due:
-            self._together(self._contacts.finish)
+        prediction, energy, has_contacts = self._compute(step, n_own, per_atom=per_atom)
+        if has_contacts:
+            self._together(lambda: self._search_contacts(step, n_own))
         if not math.isfinite(energy):
             raise _RankError(
                 SimulationError(
@@ -337,42 +341,38 @@ class Coupling:
             raise _RankError(error)
         return sums
 
-    def _look(self, step: int, n_own: int, *, with_ghosts: bool) -> tuple[bool, bool]:
-        """Check the step, and look at its atoms.
-
-        Returns
-        -------
-        bool
-            True if atoms differ from the last ones.
-        bool
-            True if contacts are to be checked in this step, or if this rank can afford it.
-        """
+    def _look(self, step: int, n_own: int, *, with_ghosts: bool) -> tuple[bool]:
+        """Check the step, and return True if its atoms differ from the last ones."""
         if self.should_stop():
             raise KeyboardInterrupt
-        lmp, contacts = self._lmp, self._contacts
+        lmp = self._lmp
         check_timestep(lmp)
         self._begins = is_rebuilt(lmp) and step != self._last_step + 1
-        is_repeated = step == self._last_step  # minimizers repeat a step, and the last one always
         self._last_step = step
         if self._begins:
             check_integrator(lmp)
             self._directory.forget()
         if is_rebuilt(lmp):
-            contacts.forget()
+            self._contacts.forget()
         if not self.engine.is_local:
             self.engine.check_box(*find_box(lmp))
         has_changed = self._atoms.update(n_own, with_ghosts=with_ghosts)
         self._motion.update(n_own, begins=self._begins)
         if with_ghosts:
             self._motion.check()
-        is_due = self._begins or is_repeated or contacts.is_affordable or self.guard.is_last_step()
-        return has_changed, is_due
+        return (has_changed,)
 
     def _check_contacts(self, step: int, n_own: int) -> None:
         """Check that atoms are apart."""
+        cell, _ = find_box(self._lmp)
+        if n_own and self._contacts.may_exist(positions_of(self._lmp, n_own), cell):
+            self._search_contacts(step, n_own)
+
+    def _search_contacts(self, step: int, n_own: int) -> None:
+        """Raise the error of atoms that are too close, if there are any."""
         lmp = self._lmp
         cell, _ = find_box(lmp)
-        if n_own and self._contacts.may_exist(positions_of(lmp, n_own), cell):
+        if n_own:
             n_atoms = n_own + lmp.extract_setting("nghost")
             numbers, labels = self._numbers[view(lmp, "type", n_atoms)], view(lmp, "id", n_atoms)
             given = numbers, positions_of(lmp, n_atoms), cell, n_own, labels
@@ -393,27 +393,40 @@ class Coupling:
     def _give_atoms(self, n_own: int) -> None:
         """Give the part its present atoms."""
         exchange = self._exchange if n_own and self._reverse is not None else None
-        numbers = self._numbers[self._atoms.types]
-        self._part.set_atoms(numbers, n_own, self._atoms.n_total, exchange)
+        types = self._atoms.types
+        given = self._numbers[types], n_own, self._atoms.n_total, exchange, self._limits[types]
+        self._part.set_atoms(*given)
 
-    def _compute(self, *, per_atom: bool) -> tuple[PartPrediction, float]:
-        """Compute the part at its present positions, and the energy of all parts."""
+    def _compute(
+        self, step: int, n_own: int, *, per_atom: bool
+    ) -> tuple[PartPrediction, float, bool]:
+        """Compute the part at its present positions.
+
+        Returns
+        -------
+        PartPrediction
+            Results of this part.
+        float
+            Energy of all parts.
+        bool
+            True if any part may have contacts.
+        """
         prediction: PartPrediction | None = None
 
-        def compute() -> tuple[float]:
+        def compute() -> tuple[float, bool]:
             nonlocal prediction
             positions = positions_of(self._lmp, len(self._atoms.types))
             try:
                 prediction = self._part.step(positions, per_atom=per_atom)
-            except BaseException:
-                self._contacts.finish()  # whose errors say more
+            except MlffTritonError:
+                self._search_contacts(step, n_own)  # whose errors say more
                 raise
             is_finite = math.isfinite(prediction.energy + prediction.virial.sum())
-            return (prediction.energy if is_finite else math.nan,)
+            return prediction.energy if is_finite else math.nan, prediction.has_contacts
 
-        (energy,) = self._together(compute, 1, waits=self._exchanges)
+        energy, n_contacts = self._together(compute, 2, waits=self._exchanges)
         assert prediction is not None
-        return prediction, energy
+        return prediction, energy, n_contacts > 0
 
     def _warn_of_chemistry(self, n_own: int) -> None:
         """Let the first rank warn if atoms differ from all that the model was trained for."""
@@ -466,8 +479,6 @@ class Coupling:
             first = min(comm.allgather(comm.size if error is None else comm.rank))
             self._lmp.flush_buffers()
             end_together(comm, _message(error, comm), speaker=first)
-        with suppress(InputError):  # of a search that still runs
-            self._contacts.finish()
         self._atoms.forget()  # as the next run begins anew
         self._last_step = -2
         self.guard.fail(error)

@@ -17,8 +17,6 @@ NAME = "mlff_triton_guard"
 CONFIRMED = "mlff_triton_step"
 """LAMMPS variable with the last step that the model has confirmed."""
 NO_STEP = -1.0
-PROGRESS = "mlff_triton_progress"
-"""LAMMPS variable that becomes 1 in the last step of a run."""
 GUARDED = "mlff_triton"
 """Name of the fix that calls the model."""
 MOST_GROUPS = 32
@@ -63,7 +61,6 @@ class Guard:
             [
                 f"variable {CONFIRMED} internal {NO_STEP}",
                 f"variable {NAME} equal (v_{CONFIRMED}==step)*is_defined(fix,{GUARDED})-0.5",
-                f"variable {PROGRESS} equal ramp(0,1)",
                 f"group {NAME} empty",
                 f"fix {NAME} {NAME} indent 0.0 sphere 0.0 0.0 0.0 v_{NAME} units box",
             ]
@@ -72,10 +69,6 @@ class Guard:
         if not issubclass(kind, _Guarded):  # of the instance only, and once
             lmp.__class__ = type(kind.__name__, (_Guarded, kind), {})
         lmp.mlff_triton_guard = self
-
-    def is_last_step(self) -> bool:
-        """Return True in the last step of a run, unless LAMMPS ends it earlier."""
-        return bool(self._lmp.extract_variable(PROGRESS) == 1)
 
     def confirm(self, step: float) -> None:
         """Let LAMMPS continue, as the model has been computed in this step."""

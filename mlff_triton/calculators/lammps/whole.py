@@ -40,10 +40,16 @@ class WholeSystem:
         self._part = part
 
     def set_atoms(
-        self, numbers: IntArray, n_own: int, n_total: int, exchange: Exchange | None = None
+        self,
+        numbers: IntArray,
+        n_own: int,
+        n_total: int,
+        exchange: Exchange | None,
+        limits: FloatArray,
     ) -> None:
         """Replace all atoms and ghosts; see `SystemPart.set_atoms`."""
-        self._atoms = numbers, n_own, n_total, exchange
+        self._atoms = numbers, n_own, n_total, exchange, limits
+        self._limits = limits[:n_own]
         self._batch: Batch | None = None
         self._part_is_set = False
 
@@ -64,13 +70,14 @@ class WholeSystem:
             self._batch = Batch.of(numbers[:n_own], own, cell, pbc, charge=self._charge)
         else:
             self._batch = self._batch.with_box(cell, pbc).with_positions(own)
-        found = self._engine.evaluate(self._batch)
+        found, has_contacts = self._engine.watch(self._batch, self._limits)
         return PartPrediction(
             energy=float(found.energy[0]) / self._energy,
             forces=self._converted(found.forces),
             virial=self._converted(found.virial[0]),
             atom_energies=self._converted(found.atom_energies),
             atom_virials=None,
+            has_contacts=has_contacts,
         )
 
     def _converted(self, values: Tensor) -> FloatArray:

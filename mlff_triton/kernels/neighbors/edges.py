@@ -25,11 +25,19 @@ from mlff_triton.kernels.neighbors.motion import (
 )
 from mlff_triton.kernels.types.edges import Edges, Knots
 from mlff_triton.kernels.types.neighbor_matrix import MAX_REACH, NeighborMatrix
-from mlff_triton.kernels.types.status import AGE, FAR, NOT_FINITE, OVERLAP, SHORT, STALE
+from mlff_triton.kernels.types.status import (
+    AGE,
+    CONTACT,
+    FAR,
+    NOT_FINITE,
+    OVERLAP,
+    SHORT,
+    STALE,
+)
 
 _AGE = tl.constexpr(AGE)
-_STALE, _OVERLAP, _SHORT, _FAR, _NOT_FINITE = (
-    tl.constexpr(bit) for bit in (STALE, OVERLAP, SHORT, FAR, NOT_FINITE)
+_CONTACT, _STALE, _OVERLAP, _SHORT, _FAR, _NOT_FINITE = (
+    tl.constexpr(bit) for bit in (CONTACT, STALE, OVERLAP, SHORT, FAR, NOT_FINITE)
 )
 _MAX_REACH = tl.constexpr(MAX_REACH)
 _MIN_DISTANCE = tl.constexpr(1e-3)  # Å, as in `mlff_triton.neighbors.neighbor_list`
@@ -99,6 +107,7 @@ def _edges_kernel(
     distance_ptr,
     others_ptr,
     names_ptr,
+    limits_ptr,
     status_ptr,
     capacity,
     n_slots,
@@ -116,8 +125,9 @@ def _edges_kernel(
     atoms, ``count[N]``, senders and shifts [N, K], ``needed`` and ``reach`` of the neighbor matrix;
     ``knots[n_knots]`` and ``intervals[n_cells]``. Writes ``slot_end[N]`` and the fields [slots] of
     `Edges` in the first slots of each row, and ``status[N]``. If ``knots`` is None, the position in
-    radial tables is left out. Unless they are None, ``others[N]`` is joined with the status, and
-    senders are written as ``names[N]`` calls them.
+    radial tables is left out. Unless they are None, ``others[N]`` is joined with the status,
+    senders are written as ``names[N]`` calls them, and the status tells of neighbors closer than
+    the sum of two ``limits[N]``.
     """
     wait_for_previous(EARLY_LAUNCH)
     atom = tl.program_id(0)
@@ -169,6 +179,11 @@ def _edges_kernel(
     closest = tl.min(tl.where(live, distance, float("inf")))
     needed, reach = tl.load(needed_ptr), tl.load(reach_ptr)
     status = _status(moved, limit, closest, size, needed, capacity, reach)
+    if limits_ptr is not None:
+        limits = tl.load(limits_ptr + user_sender, live, other=0.0)
+        room = distance - (tl.load(limits_ptr + user_atom) + limits)
+        least = tl.min(tl.where(live, room, float("inf")))
+        status |= tl.where(least < 0, _CONTACT, 0)
     if others_ptr is not None:
         status = tl.load(others_ptr + user_atom) | (status & ~_AGE)
     tl.store(status_ptr + user_atom, status)
@@ -187,6 +202,7 @@ def edges(
     rows_ascend: bool = True,
     others: Tensor | None = None,
     names: Tensor | None = None,
+    limits: Tensor | None = None,
 ) -> tuple[Edges, Tensor]:
     """Select the edges within the cutoff, and compute their geometry.
 
@@ -215,6 +231,9 @@ def edges(
         age are joined with the problems of this one.
     names : int32 [N], optional
         Name of each sorted atom as a sender.
+    limits : float64 [N], optional
+        Length of each atom in the user's order, Å: neighbors closer than the sum of theirs have
+        the status ``CONTACT``.
 
     Returns
     -------
@@ -253,6 +272,7 @@ def edges(
             found.distance,
             others,
             names,
+            limits,
             status,
             capacity,
             n_atoms * capacity,

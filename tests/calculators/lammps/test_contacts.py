@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,7 +14,11 @@ from ase import Atoms
 from ase.build import molecule
 
 from mlff_triton.calculators._plausibility import contact_limits
-from mlff_triton.calculators.lammps.contacts import MOST_CLEARANCE, ContactChecks, find_clearance
+from mlff_triton.calculators.lammps.contacts import (
+    MOST_CLEARANCE,
+    ContactChecks,
+    find_clearance,
+)
 from mlff_triton.errors import InputError, OverlappingAtomsError
 from tests.calculators.lammps.systems import (
     needs_lammps,
@@ -112,7 +118,7 @@ def searches(checks: ContactChecks, atoms: Atoms, cell: Any = 0.0) -> bool:
 
 
 def test_a_search_takes_place_when_atoms_may_have_met() -> None:
-    checks, room = ContactChecks(limits_time=False), clearance(WATER)
+    checks, room = ContactChecks(), clearance(WATER)
     assert searches(checks, WATER)
     assert not searches(checks, WATER)
     assert not searches(checks, moved(1, [0, 0, 0.49 * room / np.sqrt(3)]))
@@ -126,114 +132,133 @@ def test_a_search_takes_place_when_atoms_may_have_met() -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_atoms_that_are_lost_are_noticed(value: float) -> None:
-    checks = ContactChecks(limits_time=False)
+    checks = ContactChecks()
     searches(checks, WATER)
     with pytest.raises(InputError, match=r"NaN or infinite .1 such atoms. in step 1: take a sh"):
         searches(checks, moved(1, [0, value, 0]))
 
 
-def test_time_on_a_gpu_is_limited() -> None:
-    checks = ContactChecks(limits_time=True)
-    with mock.patch("time.monotonic", side_effect=[10.0, 10.5]):  # for half a second
-        searches(checks, WATER)
-        checks.finish()
-    for now, is_affordable in ((20.0, False), (60.4, False), (60.5, True)):
-        with mock.patch("time.monotonic", return_value=now):
-            assert checks.is_affordable is is_affordable
-    assert ContactChecks(limits_time=False).is_affordable
-
-
-def test_a_gpu_computes_a_step_while_its_atoms_are_checked() -> None:
-    checks, steps = ContactChecks(limits_time=True), [None, 7]
-    given = WATER.numbers, moved(1, [0, np.nan, 0]).positions, np.eye(3), len(WATER), LABELS
-    with pytest.raises(InputError, match="atom 8 is NaN or infinite"):
-        checks.search(*given, step=steps[0])  # where a run begins
-    checks.search(*given, step=steps[1])
-    with pytest.raises(InputError, match=r"atom 8 is NaN or infinite .* in step 7"):
-        checks.finish()
-    checks.finish()
-
-
-MEETING = ["velocity all set 0 0 0", "set atom 2 vx 600", "run 3"]
-
-
 @needs_lammps
-@pytest.mark.parametrize("fails", [False, True])
-def test_errors_of_contacts_precede_those_of_the_model(*, fails: bool) -> None:
-    from mlff_triton.calculators.lammps import couple
-
-    lmp = start(Atoms("H2", [[1, 1, 1], [0, 1, 1]], cell=[9] * 3, pbc=True))
-    coupling = couple(lmp, small_model(), ["H", "O"], device="cpu", skin=3.0)
-    coupling._contacts = ContactChecks(limits_time=True)
-    lmp.commands_list(["fix move all nve/noforce", "timestep 0.0005"])
-    step = coupling._part.step
-
-    def step_or_fail(*args: Any, **options: Any) -> Any:
-        if fails and coupling._last_step == 4:
-            raise InputError("another error")
-        return step(*args, **options)
-
-    with mock.patch.object(coupling._part, "step", step_or_fail):
-        lmp.command("run 1")
-        with pytest.raises(InputError, match=r"only 0\.\S+ Å apart in step 4"):
-            lmp.commands_list(MEETING)
-
-
-RUNS = {
-    "run 6": [None, 6],
-    "run 4 every 2 NULL": [None, 2, None, 4],
-    "minimize 0 1e-3 3 9": [None, 1, 3, 3],
-    "minimize 0 1e9 3 9": [None, 1],
-}
-
-
-@needs_lammps
-@pytest.mark.parametrize("command", RUNS)
-def test_runs_are_checked_at_their_ends_whatever_it_takes(command: str) -> None:
-    """None is a beginning. Minimizers compute their last step again."""
+def test_all_steps_of_a_cpu_are_checked() -> None:
+    """None is a beginning."""
     from mlff_triton.calculators.lammps import couple
 
     lmp = start(water((1, 1, 2)))
     coupling = couple(lmp, small_model(), ["H", "O"], device="cpu", skin=0.8, dtype="float64")
     lmp.commands_list(["fix move all nve", "timestep 0.0005"])
-    with (
-        mock.patch.object(ContactChecks, "is_affordable", False),
-        mock.patch.object(coupling._contacts, "search") as search,
-    ):
-        lmp.command(command)
-    steps = [call.kwargs["step"] for call in search.call_args_list]
-    assert steps[0] is None
-    assert steps[-1] == RUNS[command][-1]
-    assert set(steps) == set(RUNS[command])
+    with mock.patch.object(coupling._contacts, "search") as search:
+        lmp.command("run 3 every 2 NULL")
+    assert [call.kwargs["step"] for call in search.call_args_list] == [None, 1, 2, None, 3]
 
 
-UNEVEN = """
+def watched(*, fails: bool, tells: bool) -> Any:
+    """Return LAMMPS with two atoms that meet in step 4, in which a GPU fails or tells of it."""
+    from mlff_triton.calculators.lammps import couple
+
+    lmp = start(Atoms("H2", [[1, 1, 1], [0, 1, 1]], cell=[9] * 3, pbc=True))
+    coupling = couple(lmp, small_model(), ["H", "O"], device="cpu", skin=3.0)
+    coupling._is_watched = True
+    lmp.commands_list(["fix move all nve/noforce", "timestep 0.0005"])
+    step = coupling._part.step
+
+    def step_on_gpu(*args: Any, **options: Any) -> Any:
+        if fails and coupling._last_step == 4:
+            raise InputError("another error")
+        return replace(step(*args, **options), has_contacts=tells)
+
+    coupling._part.step = step_on_gpu
+    lmp.command("run 1")
+    return lmp
+
+
+@needs_lammps
+@pytest.mark.parametrize("fails", [False, True])
+def test_errors_of_contacts_precede_those_of_the_model(*, fails: bool) -> None:
+    """A GPU may tell of contacts of ghosts, too, for which another rank looks."""
+    lmp = watched(fails=fails, tells=True)
+    with pytest.raises(InputError, match=r"only 0\.\S+ Å apart in step 4"):
+        lmp.commands_list(["velocity all set 0 0 0", "set atom 2 vx 600", "run 3"])
+
+
+@needs_lammps
+def test_a_gpu_is_asked_for_contacts_after_the_first_step() -> None:
+    lmp = watched(fails=False, tells=False)
+    lmp.commands_list(["velocity all set 0 0 0", "set atom 2 vx 600", "run 3"])
+    with pytest.raises(InputError, match=r"only 0\.\S+ Å apart: check that"):
+        lmp.command("run 0")
+
+
+# Two hydrogen atoms meet in step 4, and two others stay where they are.
+MEETING = """
+import sys
+from functools import partial
 from unittest import mock
-from mpi4py import MPI
-from mlff_triton.calculators.lammps import couple
-from mlff_triton.calculators.lammps.contacts import ContactChecks
-from tests.calculators.lammps.systems import TYPES, small_model, start, water
 
-rank = MPI.COMM_WORLD.rank
-lmp = start(water())
-coupling = couple(lmp, small_model(), TYPES, device="cpu")
-lmp.commands_list(["fix move all nve", "timestep 0.0005"])
-ready = mock.PropertyMock(side_effect=lambda: rank == 0 or coupling._last_step == 3)
-with (
-    mock.patch.object(ContactChecks, "is_affordable", ready),
-    mock.patch.object(coupling._contacts, "search") as search,
-):
-    lmp.command("run 6")
-assert [call.kwargs["step"] for call in search.call_args_list] == [None, 3, 6]
+import numpy as np
+from ase import Atoms
+from mpi4py import MPI
+
+from mlff_triton.calculators.lammps import couple
+from mlff_triton.engine import device_steps
+from mlff_triton.kernels.tensornet.reference import operators as plain
+from tests.calculators.lammps.systems import TYPES, small_model, start
+
+middle, backend, device = float(sys.argv[1]), *sys.argv[2:]
+if device == "cpu":  # where the interpreter is slow
+    device_steps.DeviceSteps = partial(device_steps.DeviceSteps, operators=plain)
+x = np.mod(middle + np.array([-0.4, 0.4]), 18)
+atoms = Atoms("H4", [[x[0], 1, 1], [x[1], 1, 1], [4, 5, 5], [13, 5, 5]], cell=[18, 9, 9], pbc=True)
+lmp = start(atoms, "processors * 1 1")
+coupling = couple(lmp, small_model(32), TYPES, device=device, backend=backend)
+assert coupling._is_watched == (backend != "cpu")
+lmp.commands_list(["fix move all nve/noforce", "timestep 0.0005"])
+with mock.patch.object(coupling._contacts, "search") as search:
+    lmp.command("run 1")
+steps = [call.kwargs["step"] for call in search.call_args_list]
+assert steps == ([None] if coupling._is_watched else [None, 1])
+lmp.commands_list(["velocity all set 0 0 0", "set atom 2 vx -500", "run 9"])
 """
+
+
+def message(n_ranks: int, middle: float, folder: Path, *options: str) -> str:
+    """Return the only message of a run in which atoms meet, given backend and device."""
+    done = run_ranks(n_ranks, ["-c", MEETING, str(middle), *options], folder)
+    assert done.returncode != 0
+    (line,) = [line for line in done.stderr.splitlines() if "rror: " in line]
+    return line
 
 
 @needs_lammps
 @needs_mpiexec
-def test_ranks_check_in_the_same_steps(tmp_path: Path) -> None:
-    """Each would wait for the others' checks otherwise."""
-    done = run_ranks(2, ["-c", UNEVEN], tmp_path)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize(
+    ("n_ranks", "middle"),
+    [
+        (1, 0),  # on a face of the box
+        (2, 9),  # on the face between two ranks
+        pytest.param(1, 3, marks=pytest.mark.slow),
+        pytest.param(2, 3, marks=pytest.mark.slow),
+        pytest.param(2, 0, marks=pytest.mark.slow),
+    ],
+)
+def test_kernels_find_the_contacts_of_a_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_ranks: int, middle: float
+) -> None:
+    """The message is the same, to the step."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    given = n_ranks, middle, tmp_path
+    found, expected = (message(*given, name, "cpu") for name in ("triton", "cpu"))
+    assert re.search(r"atoms [12] \(H\) and [12] \(H\) are only 0\.05 Å apart in step 4", found)
+    assert found == expected
+
+
+@needs_lammps
+@needs_mpiexec
+@pytest.mark.gpu
+@pytest.mark.parametrize(("n_ranks", "middle"), [(1, 0), (2, 9)])
+@pytest.mark.parametrize("backend", ["triton", "triton-graph"])
+def test_gpus_find_them_too(tmp_path: Path, n_ranks: int, middle: float, backend: str) -> None:
+    found = message(n_ranks, middle, tmp_path, backend, "cuda")
+    assert re.search(r"atoms [12] \(H\) and [12] \(H\) are only 0\.05 Å apart in step 4", found)
 
 
 def test_dense_atoms_are_refused_without_a_list_of_all_pairs() -> None:

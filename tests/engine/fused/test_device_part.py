@@ -17,7 +17,7 @@ from mlff_triton.engine.engine import Engine
 from mlff_triton.engine.part import PartAtoms, PartPrediction, reserved
 from mlff_triton.errors import BackendError, InputError, OverlappingAtomsError, UnknownElementError
 from mlff_triton.testing import assert_close, random_cluster
-from tests.support.device_steps import SKIN, Failing, batch_of, crystal, model, moved, truth
+from tests.support.device_steps import CUTOFF, SKIN, Failing, batch_of, crystal, model, moved, truth
 from tests.support.parts import Part, Step, assert_whole, divide, slabs, sum_of_parts
 
 pytestmark = [
@@ -219,6 +219,26 @@ def test_bad_positions_are_named(new_steps):
     check(device_part, atoms, whole(atoms))
     with pytest.raises(UnknownElementError):
         device_part.set_atoms(PartAtoms.of([8, 92], 2, 2))
+
+
+def test_contacts_are_told_of(new_steps):
+    """They end nothing, and matter neither to padding nor to atoms that come later."""
+    steps, atoms = new_steps(), random_cluster(9, min_distance=1.0)
+    device_part, part = steps.part(0.0), whole(atoms)
+    distances = atoms.get_all_distances() + 9 * np.eye(9)
+    for factor, has_contacts in ((0.51, True), (0.49, False)):
+        limits = np.full(9, factor * distances.min())
+        device_part.set_atoms(PartAtoms.of(atoms.numbers, 9, 9, limits=limits))
+        found = device_part.step(part.positions(atoms), per_atom=False)
+        assert found.has_contacts is has_contacts
+        assert_close(found.forces[:9], on_host(atoms, part).forces, 1)
+    i, j = np.unravel_index(distances.argmin(), distances.shape)
+    for fraction, has_contacts in ((0.1, True), (0.0, False)):  # with the same matrix
+        closer = atoms.copy()
+        closer.positions[j] += fraction * (atoms.positions[i] - atoms.positions[j])
+        found = device_part.step(part.positions(closer), per_atom=False)
+        assert found.has_contacts is has_contacts
+    assert steps.contact_reach == CUTOFF
 
 
 def test_atoms_far_from_the_origin(new_steps):

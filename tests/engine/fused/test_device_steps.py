@@ -234,6 +234,22 @@ def test_results_are_copies(new_steps):
     assert_equal(first, Prediction(**kept))
 
 
+def test_contacts_are_told_of(new_steps):
+    """Steps of the same size that were run before and after without limits do not change."""
+    steps, atoms = new_steps(), crystal(4, "triclinic")
+    batch, nearest = batch_of(atoms), atoms.get_all_distances(mic=True) + 9 * np.eye(4)
+    check(steps, atoms)
+    for factor, expected in ((0.49, False), (0.51, True), (0.3, False)):
+        found, has_contacts = steps.watch(batch, np.full(4, factor * nearest.min()))
+        assert has_contacts is expected
+        assert_true(found, batch)
+    limits = np.zeros(4)
+    assert not steps.watch(batch, limits)[1]
+    limits = limits + nearest.max()
+    assert steps.watch(batch, limits)[1]
+    check(steps, atoms)
+
+
 def test_prepared_steps(new_steps):
     steps, batch = new_steps(), batch_of(random_cluster(4))
     run = steps.prepare(batch)

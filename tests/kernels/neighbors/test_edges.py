@@ -11,7 +11,15 @@ from mlff_triton.kernels.neighbors.edges import edges
 from mlff_triton.kernels.neighbors.reference.neighbor_list import build_rows
 from mlff_triton.kernels.types.edges import Edges, Knots
 from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix
-from mlff_triton.kernels.types.status import AGE, FAR, NOT_FINITE, OVERLAP, SHORT, STALE
+from mlff_triton.kernels.types.status import (
+    AGE,
+    CONTACT,
+    FAR,
+    NOT_FINITE,
+    OVERLAP,
+    SHORT,
+    STALE,
+)
 from mlff_triton.neighbors.graph import Graph, concatenate
 from mlff_triton.neighbors.neighbor_list import neighbor_list
 from mlff_triton.testing import assert_close
@@ -50,6 +58,7 @@ def run(
     cutoff: float = CUTOFF,
     radius: float = CUTOFF + SKIN,
     others: Tensor | None = None,
+    limits: Tensor | None = None,
     **changes: Tensor,
 ) -> tuple[Edges, Tensor]:
     """Run the operator on the device, and return its results on the CPU.
@@ -61,8 +70,9 @@ def run(
     given = (t.to(device) for t in (positions, cell, batch.int()))
     on_device = NeighborMatrix(**{name: t.to(device) for name, t in fields.items()})
     knots = None if knots is None else Knots(*(t.to(device) for t in knots))
-    others = None if others is None else others.to(device)
-    found, status = edges(*given, on_device, knots, cutoff, radius, dtype, others=others)
+    others, limits = (None if t is None else t.to(device) for t in (others, limits))
+    options = {"others": others, "limits": limits}
+    found, status = edges(*given, on_device, knots, cutoff, radius, dtype, **options)
     return Edges(*(t.cpu() for t in found)), status.cpu()
 
 
@@ -282,6 +292,37 @@ def test_atoms_in_one_place_overlap(distance, device):
     assert status.tolist() == [OVERLAP, OVERLAP | STALE]
     _, status = run_pair(1.1e-3, device)
     assert status.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_neighbors_closer_than_their_limits_are_in_contact(dtype, device):
+    """Among atoms in any order, whatever the precision of the network."""
+    structures = [structure("triclinic", 20), structure("cubic", 20)]
+    rows, cell, batch = rows_of(structures)
+    positions = torch.tensor(np.concatenate([p for p, *_ in structures]))
+    graph = concatenate([neighbor_list(p, CUTOFF, *box) for p, *box in structures])
+    distances = graph.vectors(positions, cell, batch).norm(dim=1)
+    limits = torch.rand(40, generator=torch.Generator().manual_seed(0)).double()
+    room = distances - limits[graph.receivers] - limits[graph.senders]
+    closest = torch.full((40,), torch.inf).double()
+    closest.scatter_reduce_(0, graph.receivers, room, "amin")
+    assert 0 < (closest < 0).sum() < 40
+    _, status = run(positions, rows, cell, batch, device, dtype, limits=limits)
+    assert torch.equal(status, CONTACT * (closest < 0).int())
+    barely = torch.tensor([0.4, 0.6], dtype=torch.float64)
+    for distance, expected in ((np.nextafter(1, 0), CONTACT), (1.0, 0)):
+        _, status = run_pair(distance, device, limits=barely)
+        assert status.tolist() == [expected] * 2
+
+
+def test_contacts_hide_no_other_problem(device):
+    limits = torch.tensor([0.4, 0.6], dtype=torch.float64)
+    _, status = run_pair(5e-4, device, limits=limits, **at(pair(1.0)))
+    assert status.tolist() == [CONTACT | OVERLAP, CONTACT | OVERLAP | STALE]
+    assert CONTACT < STALE  # so that the highest status of all atoms tells of a stale matrix
+    for number in (np.nan, np.inf):
+        _, status = run_pair(number, device, limits=limits)
+        assert status.tolist() == [0, NOT_FINITE]
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
