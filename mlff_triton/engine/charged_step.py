@@ -69,6 +69,9 @@ class Geometry(NamedTuple):
 class GatheringBorders(Borders, Protocol):
     """Rows of other processes, from which also gradients of messages are fetched."""
 
+    def fill_all(self, rows: Tensor) -> None:
+        """Do the same as `fill` for all M rows, also beyond the cutoff of the network."""
+
     def rows_of(self, atoms: Tensor) -> Tensor:
         """Sum values of own atoms and ghosts, [N, Q], at their rows: [n_own + M, Q]."""
 
@@ -357,7 +360,7 @@ class _Step(NamedTuple):
             order = AtomOrder(self.charged.rank, self.systems.system_ptr, self.charged.largest)
             return ops.coulomb_pairs(self.geometry.positions, *given, order)
         assert weights.field is not None
-        extended = self._extend(charges[None])[0]
+        extended = self._extend(charges[None], for_coulomb=True)[0]
         return ops.coulomb_edges(extended, *given[1:], edges, weights.field, self.systems.order)
 
     def _interact_with_all(
@@ -372,14 +375,17 @@ class _Step(NamedTuple):
         order = AtomOrder(rank, ptr, len(every), slice(first, first + len(charges)))
         return self.ops.charges.coulomb_pairs(positions, every, weights, mean_weights, order)
 
-    def _extend(self, own: Tensor) -> Tensor:
-        """Append tensors [K, n, F] of senders that are atoms of other parts."""
+    def _extend(self, own: Tensor, *, for_coulomb: bool = False) -> Tensor:
+        """Append tensors [K, n, F] of senders that are atoms of other parts.
+
+        Those of the Coulomb energy may be farther away than those of the network.
+        """
         if self.borders is None:
             return own
         k, n_own, channels = own.shape
         rows = own.new_empty(k, n_own + self._n_others, channels)
         rows[:, :n_own] = own
-        self.borders.fill(rows)
+        (self.borders.fill_all if for_coulomb else self.borders.fill)(rows)
         return rows
 
     @property

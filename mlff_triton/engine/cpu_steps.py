@@ -57,6 +57,11 @@ class CpuSteps(HostSteps):
         """Distance in Å up to which parts with an exchange need ghosts."""
         return self._model.parameters.cutoff
 
+    @property
+    def tensor_reach(self) -> float:
+        """Distance in Å up to which parts with an exchange need tensors of ghosts."""
+        return self._model.parameters.network_cutoff
+
     def part(self, charge: float) -> CpuPart:
         """Return the steps of a part of a system with a total charge in elementary charges."""
         return CpuPart(self._model, charge)

@@ -40,7 +40,7 @@ class DeviceBorders:
 
     def __init__(self, n_rows: int, device: torch.device) -> None:
         self.names = torch.zeros(n_rows, dtype=torch.int32, device=device)
-        self.n_others = self._n_first = 0
+        self.n_others = self._n_near = self._n_given_near = self._n_first = 0
         self._rows = torch.zeros_like(self.names)  # of each atom in the user's order
         self._given = torch.zeros(0, dtype=torch.int32, device=device)
         self._given_rows = torch.zeros_like(self._given)
@@ -60,10 +60,12 @@ class DeviceBorders:
         size = self._ghosts.shape[1]
         if not n_ghosts <= size <= 2 * reserved(n_ghosts):
             size = reserved(n_ghosts)
-        plan = exchange.plan, n_others, len(exchange.given), size
+        near = exchange.n_near - part.n_own, exchange.n_given_near
+        plan = exchange.plan, n_others, len(exchange.given), *near, size
         has_changed, self._plan, self._exchange = plan != self._plan, plan, exchange
         if has_changed:
             self.n_others = n_others
+            self._n_near, self._n_given_near = near
             self._ghosts = torch.zeros(2, size, dtype=torch.int64, device=device)
             self._given = torch.empty(len(exchange.given), dtype=torch.int32, device=device)
             self._given_rows = torch.zeros_like(self._given)
@@ -104,7 +106,13 @@ class DeviceBorders:
     def fill(self, rows: Tensor) -> None:
         """Fetch the last rows of tensors; see `mlff_triton.engine.step.Borders`."""
         assert self._exchange is not None
-        fetch_rows(self._exchange, rows, self._given_rows, self.n_others)
+        given = self._given_rows[: self._n_given_near]
+        fetch_rows(self._exchange, rows, given, self.n_others, self._n_near)
+
+    def fill_all(self, rows: Tensor) -> None:
+        """Fetch all of the last rows; see `GatheringBorders` of a charged step."""
+        assert self._exchange is not None
+        fetch_rows(self._exchange, rows, self._given_rows, self.n_others, self.n_others)
 
     def rows_of(self, atoms: Tensor) -> Tensor:
         """Sum values of own atoms and ghosts; see `GatheringBorders` of a charged step."""
@@ -114,14 +122,17 @@ class DeviceBorders:
         return rows.index_put_((ghosts,), atoms[self._n_first :], accumulate=True)
 
     def reduce(self, rows: Tensor) -> Tensor:
-        """Add what all parts found for own atoms: [K, n + M, F] -> [K, n, F], in a fixed order."""
+        """Add what all networks found for own atoms: [K, n + M, F] -> [K, n, F].
+
+        Sums have a fixed order.
+        """
         assert self._exchange is not None
         n_own = rows.shape[1] - self.n_others
         per_atom = rows.transpose(0, 1).contiguous()
-        own = per_atom[:n_own]
-        received = own.new_empty(len(self._given_rows), *own.shape[1:])
-        self._exchange.trade(per_atom[n_own:], received, back=True)
-        return own.index_put_((self._given_rows.long(),), received, accumulate=True).transpose(0, 1)
+        own, given = per_atom[:n_own], self._given_rows[: self._n_given_near].long()
+        received = own.new_empty(len(given), *own.shape[1:])
+        self._exchange.trade(per_atom[n_own : n_own + self._n_near], received, back=True)
+        return own.index_put_((given,), received, accumulate=True).transpose(0, 1)
 
     def total(self, values: Tensor) -> Tensor:
         """Sum values of one shape over all parts with atoms."""
@@ -156,6 +167,9 @@ class AloneBorders:
     n_first: int
 
     def fill(self, rows: Tensor) -> None:
+        """Do nothing."""
+
+    def fill_all(self, rows: Tensor) -> None:
         """Do nothing."""
 
     def rows_of(self, atoms: Tensor) -> Tensor:

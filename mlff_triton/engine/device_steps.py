@@ -116,10 +116,7 @@ class DeviceSteps(Steps):
     @property
     def contact_reach(self) -> float:
         """Distance in Å up to which steps tell of contacts: the cutoff of the network."""
-        charges = self._model.parameters.charges
-        if charges is None:
-            return self._model.cutoff
-        return min(self._model.cutoff, charges.network_cutoff)
+        return self.tensor_reach
 
     def watch(self, batch: Batch, limits: FloatArray) -> tuple[Prediction, bool]:
         """Compute a batch, and tell of its contacts; see `mlff_triton.engine.Engine.watch`."""
@@ -165,6 +162,11 @@ class DeviceSteps(Steps):
         charges = self._model.parameters.charges
         is_far = charges is not None and charges.coulomb is not None and not charges.is_truncated
         return None if is_far else self._model.cutoff
+
+    @property
+    def tensor_reach(self) -> float:
+        """Distance in Å up to which parts with an exchange need tensors of ghosts."""
+        return self._model.parameters.network_cutoff
 
     def part(self, charge: float) -> DevicePart:
         """Return the steps of a part of a system with a total charge in elementary charges."""

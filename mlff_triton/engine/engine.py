@@ -383,7 +383,8 @@ class Engine:
             )
         with self._call():
             members = [steps.part(float(total[0])) for steps in self._steps]
-        return SystemPart(reach, with_exchange, members, self._call, units)
+        tensors = max(steps.tensor_reach for steps in self._steps)
+        return SystemPart(reach, with_exchange, tensors, members, self._call, units)
 
     def check_box(self, cell: ArrayLike | None, pbc: ArrayLike) -> None:
         """Raise `InputError` if the energy of a model with charges is not defined in a box.

@@ -188,6 +188,11 @@ class SequenceSteps(ListSteps):
         """Distance in Å up to which parts with an exchange need ghosts."""
         return self.parameters.cutoff
 
+    @property
+    def tensor_reach(self) -> float:
+        """Distance in Å up to which parts with an exchange need tensors of ghosts."""
+        return self.parameters.network_cutoff
+
     def part(self, charge: float) -> SequencePart:
         """Return the steps of a part of a system with a total charge in elementary charges."""
         cutoff, skin = self._list.cutoff, self._list.skin

@@ -146,6 +146,11 @@ class Parameters:
         return self.deviations is not None
 
     @property
+    def network_cutoff(self) -> float:
+        """Cutoff in Å of everything but a Coulomb energy."""
+        return self.config.cutoff if self.charges is None else self.charges.network_cutoff
+
+    @property
     def has_charges(self) -> bool:
         """True if the model predicts the partial charge of each atom."""
         return self.charges is not None and self.charges.coulomb is not None

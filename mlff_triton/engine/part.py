@@ -48,8 +48,13 @@ class Exchange(Protocol):
         of atoms of other parts.
     n_rows : int
         Number of rows. Some may have no ghost, so that this number can last.
+    n_near : int
+        Number of rows that the network needs, which come first: those of own atoms, and of other
+        atoms within the cutoff of the network until there is another exchange.
     given : int32 [S]
         Own atoms of which other parts have ghosts, in the order in which they are sent.
+    n_given_near : int
+        Number of those that the networks of other parts need, which come first.
     plan : object
         All exchanges of equal plans send and receive messages of the same sizes in `trade`.
     is_queued : bool
@@ -67,7 +72,15 @@ class Exchange(Protocol):
         """Same as the attribute."""
 
     @property
+    def n_near(self) -> int:
+        """Same as the attribute."""
+
+    @property
     def given(self) -> NDArray[np.int32]:
+        """Same as the attribute."""
+
+    @property
+    def n_given_near(self) -> int:
         """Same as the attribute."""
 
     @property
@@ -88,9 +101,9 @@ class Exchange(Protocol):
         Parameters
         ----------
         sent : [S, ...]
-            Values of the own atoms that are given.
+            Values of the own atoms that are given, or of the first `n_given_near` only.
         received : [M, ...]
-            Output: values of the M rows of other parts.
+            Output: values of the M rows of other parts, or of those before `n_near` only.
         back : bool
             If True, values go the opposite way: ``sent`` has M rows and ``received`` S.
         """
@@ -120,12 +133,20 @@ def spread(size: int, n_own: int) -> NDArray[np.int32]:
     return np.arange(size, dtype=np.int32) % max(n_own, 1)
 
 
-def fetch_rows(exchange: Exchange, rows: Tensor, given: Tensor, n_others: int) -> None:
-    """Fetch the last rows of tensors [K, n, F] from other parts, which get those at ``given``."""
+def fetch_rows(
+    exchange: Exchange, rows: Tensor, given: Tensor, n_others: int, n_wanted: int
+) -> None:
+    """Fetch the last rows of tensors [K, n, F] from other parts, which get those at ``given``.
+
+    Of ``n_others`` rows, the first ``n_wanted`` are fetched. The rest becomes NaN, so that no
+    result can depend on it unnoticed.
+    """
     per_atom = rows.transpose(0, 1)
-    received = rows.new_empty(n_others, len(rows), rows.shape[2])
+    received = rows.new_empty(n_wanted, len(rows), rows.shape[2])
     exchange.trade(per_atom.index_select(0, given), received)
-    per_atom[len(per_atom) - n_others :] = received
+    others = per_atom[len(per_atom) - n_others :]
+    others[:n_wanted] = received
+    others[n_wanted:] = torch.nan
 
 
 @dataclass(frozen=True)
@@ -141,20 +162,27 @@ class PartBorders:
         return self.exchange.n_rows - self.n_own
 
     def fill(self, rows: Tensor) -> None:
-        """Fetch the last rows of tensors [K, n_rows, F] from other parts."""
+        """Fetch the rows of other parts that the network needs, of tensors [K, n_rows, F]."""
+        exchange = self.exchange
+        given = torch.from_numpy(exchange.given[: exchange.n_given_near]).to(rows.device)
+        fetch_rows(exchange, rows, given, self.n_others, exchange.n_near - self.n_own)
+
+    def fill_all(self, rows: Tensor) -> None:
+        """Fetch all rows of other parts, of tensors [K, n_rows, F]."""
         given = torch.from_numpy(self.exchange.given).to(rows.device)
-        fetch_rows(self.exchange, rows, given, self.n_others)
+        fetch_rows(self.exchange, rows, given, self.n_others, self.n_others)
 
     def reduce(self, rows: Tensor) -> Tensor:
-        """Add what all parts found for each atom: [K, n_rows, F] -> [K, n_own, F].
+        """Add what the networks of all parts found for atoms: [K, n_rows, F] -> [K, n_own, F].
 
         Sums have a fixed order, so they are reproducible.
         """
+        exchange = self.exchange
         own = rows[:, : self.n_own].contiguous()
-        sent = rows[:, self.n_own :].transpose(0, 1).contiguous()
-        received = sent.new_empty(len(self.exchange.given), *sent.shape[1:])
-        self.exchange.trade(sent, received, back=True)
-        given = torch.from_numpy(self.exchange.given).to(own.device)
+        sent = rows[:, self.n_own : exchange.n_near].transpose(0, 1).contiguous()
+        received = sent.new_empty(exchange.n_given_near, *sent.shape[1:])
+        exchange.trade(sent, received, back=True)
+        given = torch.from_numpy(exchange.given[: exchange.n_given_near]).to(own.device)
         return own.index_add_(1, given, received.transpose(0, 1))
 
     def total(self, values: Tensor) -> Tensor:
@@ -170,9 +198,15 @@ class OwnImages:
     n_rows: int
 
     given = np.zeros(0, dtype=np.int32)
+    n_given_near = 0
     plan = None
     is_queued = True
     index = 0
+
+    @property
+    def n_near(self) -> int:
+        """All rows; see `Exchange`."""
+        return self.n_rows
 
     def trade(self, sent: Tensor, received: Tensor, *, back: bool = False) -> None:
         """Do nothing, as there are no other parts."""
@@ -263,7 +297,8 @@ def _check_rows(exchange: Exchange, n_own: int, n_atoms: int) -> None:
     rows, n_rows, given = exchange.rows, exchange.n_rows, exchange.given
     is_valid = (
         len(rows) == n_atoms - n_own
-        and n_rows >= n_own
+        and n_own <= exchange.n_near <= n_rows
+        and 0 <= exchange.n_given_near <= len(given)
         and 0 <= rows.min(initial=0) <= rows.max(initial=0) < max(n_rows, 1)
         and 0 <= given.min(initial=0) <= given.max(initial=0) < max(n_own, 1)
     )

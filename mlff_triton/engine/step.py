@@ -39,7 +39,10 @@ class Borders(Protocol):
         """Same as the attribute."""
 
     def fill(self, rows: Tensor) -> None:
-        """Fetch the last M rows of tensors [9, n_own + M, F] from those who computed them."""
+        """Fetch the last M rows of tensors [9, n_own + M, F] from those who computed them.
+
+        Rows of atoms beyond the cutoff of the network become NaN.
+        """
 
 
 class Outputs(NamedTuple):

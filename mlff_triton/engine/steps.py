@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple
@@ -134,6 +135,11 @@ class Steps(ABC):
     def exchange_reach(self) -> float | None:
         """Distance in Å up to which parts with an exchange need ghosts, or None without one."""
         return None
+
+    @property
+    def tensor_reach(self) -> float:
+        """Distance in Å up to which parts with an exchange need tensors of ghosts."""
+        return math.inf
 
     @abstractmethod
     def part(self, charge: float) -> PartStep:

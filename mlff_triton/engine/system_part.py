@@ -26,7 +26,7 @@ class SystemPart:
 
     Parameters
     ----------
-    reach, exchange_reach : float
+    reach, exchange_reach, tensor_reach : float
         Å; see the attributes.
     members : list of PartStep
         Steps of each model.
@@ -41,9 +41,13 @@ class SystemPart:
         Distance up to which all atoms around own atoms must be given as ghosts, in the program's
         unit of length: ``(layers + 1) * cutoff``, or infinity for a model with charges, which needs
         an exchange. More ghosts do no harm.
+    tensor_reach : float
+        Distance up to which parts with an exchange need tensors of ghosts: the cutoff of the
+        network, or infinity for the backend "exact".
     exchange_reach : float or None
-        The same with an exchange: one cutoff, or that of the Coulomb energy if it is longer. None
-        if the backend has no steps with an exchange, as "exact" has not, nor kernels for charges.
+        The same as `reach` with an exchange: one cutoff, or that of the Coulomb energy if it is
+        longer. None if the backend has no steps with an exchange, as "exact" has not, nor kernels
+        for charges.
 
     Examples
     --------
@@ -61,12 +65,14 @@ class SystemPart:
         self,
         reach: float,
         exchange_reach: float | None,
+        tensor_reach: float,
         members: list[PartStep],
         call: Callable[[], AbstractContextManager[None]],
         units: Units,
     ) -> None:
         self.reach = reach / units.length
         self.exchange_reach = None if exchange_reach is None else exchange_reach / units.length
+        self.tensor_reach = tensor_reach / units.length
         self._members = members
         self._call = call
         self._units = units

@@ -10,7 +10,7 @@ from ase import Atoms
 from mlff_triton.engine.device_part import DevicePart
 from mlff_triton.engine.device_steps import DeviceSteps
 from mlff_triton.engine.part import Exchange, PartAtoms, PartPrediction
-from tests.support.exchanges import Board, BoardExchange
+from tests.support.exchanges import Board, BoardExchange, atoms_near
 from tests.support.parts import Part
 
 NAMES = ("forces", "virial", "atom_energies", "atom_virials", "uncertainty")
@@ -34,14 +34,16 @@ def compute_together(
     parts: Sequence[Part],
     unused: int = 0,
     charge: float = 0.0,
+    near: float | None = None,
 ) -> list[PartPrediction]:
-    """Compute all parts, each in a thread."""
+    """Compute all parts, each in a thread; networks may need tensors up to a distance in Å only."""
     board = Board(len(parts))
+    within = None if near is None else [atoms_near(atoms, part, near) for part in parts]
 
     def compute(k: int) -> PartPrediction:
         with board.turn():
             device_part = steps[k].part(charge)
-            set_atoms(device_part, atoms, parts[k], BoardExchange(board, k, parts, unused))
+            set_atoms(device_part, atoms, parts[k], BoardExchange(board, k, parts, unused, within))
             return step(device_part, atoms, parts[k])
 
     with ThreadPoolExecutor(len(parts)) as pool:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from ase import Atoms
 from numpy.typing import NDArray
+from scipy.spatial import cKDTree
 from torch import Tensor
 
 from mlff_triton.engine.engine import Engine
@@ -50,21 +51,35 @@ class Board:
 class BoardExchange:
     """Exchange of one part; see `mlff_triton.engine.part.Exchange`.
 
-    ``unused`` rows without ghosts follow all others.
+    ``unused`` rows without ghosts follow all others. If sets of atoms are given, networks of parts
+    need the tensors of these only.
     """
 
     plan = None
     is_queued = False
 
-    def __init__(self, board: Board, me: int, parts: Sequence[Part], unused: int = 0) -> None:
+    def __init__(
+        self,
+        board: Board,
+        me: int,
+        parts: Sequence[Part],
+        unused: int = 0,
+        near: Sequence[set[int]] | None = None,
+    ) -> None:
         self._board, self.index = board, me
         part, n_own = parts[me], parts[me].n_own
         rows = {atom: k for k, atom in enumerate(part.index[:n_own])}
-        ghosts, others = part.index[n_own:], _others(part)
+        every = [_others(each, near and near[k]) for k, each in enumerate(parts)]
+        ghosts, others = part.index[n_own:], every[me]
         rows |= {atom: n_own + k for k, atom in enumerate(others)}
         self.rows: NDArray[np.int32] = np.array([rows[atom] for atom in ghosts], dtype=np.int32)
         self.n_rows = n_own + len(others) + unused
-        given = [_given(parts, k) for k in range(len(parts))]
+        self.n_near, n_near = self.n_rows, [len(each) for each in every]
+        if near is not None:
+            n_near = [len(found & set(each)) for found, each in zip(near, every, strict=True)]
+            self.n_near = n_own + n_near[me]
+        given = [_given(parts, k, every, n_near) for k in range(len(parts))]
+        self.n_given_near = sum(row < n_near[taker] for taker, row, _ in given[me])
         self.given = np.array([atom for *_, atom in given[me]], dtype=np.int32)
         self._takers = [(taker, row) for taker, row, _ in given[me]]
         self._givers = [
@@ -81,7 +96,7 @@ class BoardExchange:
         """Send a row per atom to other parts, or back."""
         posted = self._board.post(self.index, sent)
         sources = self._takers if back else self._givers
-        for k, (part, row) in enumerate(sources):
+        for k, (part, row) in enumerate(sources[: len(received)]):
             received[k] = posted[part][row]
 
     def gather(self, own: Tensor) -> list[Tensor]:
@@ -102,6 +117,7 @@ class Echo:
         place = np.searchsorted(self.given, rows[:n_echoes])
         rows[:n_echoes] = part.n_own + place
         self.rows, self.n_rows = rows, part.n_own + len(self.given) + unused
+        self.n_near, self.n_given_near = self.n_rows, len(self.given)
         self.plan = len(self.given)
 
     def trade(self, sent: Tensor, received: Tensor, *, back: bool = False) -> None:  # noqa: ARG002
@@ -114,21 +130,35 @@ class Echo:
         return [own]
 
 
-def _given(parts: Sequence[Part], me: int) -> list[tuple[int, int, int]]:
-    """Return the part, its row among those of others, and the own atom, for all that is given."""
+def _given(
+    parts: Sequence[Part], me: int, others: Sequence[list[int]], n_near: Sequence[int]
+) -> list[tuple[int, int, int]]:
+    """Return the part, its row among those of others, and the own atom, for all that is given.
+
+    Atoms that networks need come first.
+    """
     own = {atom: k for k, atom in enumerate(parts[me].index[: parts[me].n_own])}
-    return [
+    given = [
         (k, row, own[atom])
-        for k, part in enumerate(parts)
-        for row, atom in enumerate(_others(part))
+        for k, found in enumerate(others)
+        for row, atom in enumerate(found)
         if atom in own
     ]
+    return sorted(given, key=lambda each: each[1] >= n_near[each[0]])
 
 
-def _others(part: Part) -> list[int]:
+def _others(part: Part, near: set[int] | None = None) -> list[int]:
     """Return the atoms of other parts that a part has ghosts of, in order of their rows."""
     own = set(part.index[: part.n_own].tolist())
-    return [atom for atom in dict.fromkeys(part.index[part.n_own :].tolist()) if atom not in own]
+    others = [atom for atom in dict.fromkeys(part.index[part.n_own :].tolist()) if atom not in own]
+    return others if near is None else sorted(others, key=lambda atom: atom not in near)
+
+
+def atoms_near(atoms: Atoms, part: Part, distance: float) -> set[int]:
+    """Return the atoms with ghosts within a distance in Å of own atoms of a part."""
+    positions = part.positions(atoms)
+    found = cKDTree(positions[: part.n_own]).query(positions[part.n_own :])[0]
+    return set(part.index[part.n_own :][found < distance].tolist())
 
 
 class ExchangingParts:
@@ -141,13 +171,15 @@ class ExchangingParts:
         parts: Sequence[Part],
         charge: int = 0,
         unused: int = 0,
+        near: float | None = None,
     ) -> None:
         filled = [k for k, part in enumerate(parts) if part.n_own]
         board = Board(len(filled))
         self.exchanges: list[BoardExchange | None] = [None] * len(parts)
         kept = [parts[k] for k in filled]
+        within = None if near is None else [atoms_near(atoms, part, near) for part in kept]
         for place, k in enumerate(filled):
-            self.exchanges[k] = BoardExchange(board, place, kept, unused)
+            self.exchanges[k] = BoardExchange(board, place, kept, unused, within)
         self._parts = parts
         self._systems = [engine.part(charge) for engine in engines]
         for system, part, exchange in zip(self._systems, parts, self.exchanges, strict=True):

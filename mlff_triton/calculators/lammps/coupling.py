@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from mlff_triton._common.version import __version__
 from mlff_triton.calculators._plausibility import (
@@ -23,7 +24,7 @@ from mlff_triton.calculators._plausibility import (
 from mlff_triton.calculators.lammps.atoms import KnownAtoms, is_rebuilt, positions_of, view
 from mlff_triton.calculators.lammps.contacts import ROUNDING, ContactChecks
 from mlff_triton.calculators.lammps.coverage import check_coverage
-from mlff_triton.calculators.lammps.exchange import FeatureExchange, Transport
+from mlff_triton.calculators.lammps.exchange import FeatureExchange, Transport, near_ghosts
 from mlff_triton.calculators.lammps.guard import Guard
 from mlff_triton.calculators.lammps.motion import MotionCheck
 from mlff_triton.calculators.lammps.owners import Directory
@@ -245,6 +246,7 @@ class Coupling:
         self._part = WholeSystem(lmp, engine, part, charge) if self._is_alone else part
         shorter = part.exchange_reach if self._exchanges else None
         self._reach = part.reach if shorter is None else shorter
+        self._tensor_reach = part.tensor_reach
         self._atoms = KnownAtoms(lmp)
         self._motion = MotionCheck(lmp, skin)
         self._directory = Directory(comm)
@@ -384,11 +386,20 @@ class Coupling:
         owners = self._directory.find_owners(atoms.tags, n_own, atoms.n_total)
         self._reverse = ReverseCommunication(self._comm, owners, n_own)
         if self._exchanges:
-            given = self._comm, owners, n_own, self._transport
-            self._exchange = FeatureExchange(*given, self._exchange)
+            given = self._comm, owners, n_own, self._transport, self._find_near(n_own)
+            self._exchange = FeatureExchange(*given, last=self._exchange)
         positions = self._motion.at_exchange
         if len(positions) == n_own:
             check_coverage(self._lmp, positions, self._reverse.n_copies, self._reach)
+
+    def _find_near(self, n_own: int) -> NDArray[np.bool_] | None:
+        """Find ghosts that the network may need before LAMMPS exchanges them, if it may not all."""
+        if self._tensor_reach >= self._reach:
+            return None
+        # Atoms move by half the skin after an exchange, so by the skin between two steps.
+        moves = self._skin if is_rebuilt(self._lmp) else 2 * self._skin
+        positions = positions_of(self._lmp, len(self._atoms.tags))
+        return near_ghosts(positions, n_own, self._tensor_reach + moves)
 
     def _give_atoms(self, n_own: int) -> None:
         """Give the part its present atoms."""

@@ -6,14 +6,17 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mlff_triton.calculators.lammps.owners import Counts, Owners, counts_of, send_counts, send_rows
 from mlff_triton.engine.part import reserved, spread
+from mlff_triton.neighbors.box import FloatArray
 
 Messages = list[tuple[int, Tensor]]
 """Tensors, and the rank that each goes to or comes from."""
 
+ROUNDING = 1 + 1e-6
 _INDEX_BITS = 32
 
 
@@ -64,7 +67,8 @@ class FeatureExchange:
 
     All ranks construct it together, for as long as ghosts stay the same. Each atom is sent once to
     every rank that has a ghost of it, and ghosts of own atoms are these atoms themselves. Ranks
-    that share no face neither send nor wait.
+    that share no face neither send nor wait. If the network does not need some ghosts, each rank
+    gets two messages where it needs all: one from atoms near it, and one from the others.
 
     Parameters
     ----------
@@ -76,6 +80,9 @@ class FeatureExchange:
         Number of own atoms. A rank without any needs no ghosts.
     transport : Transport
         Path of tensors from rank to rank.
+    is_near : bool [ghosts], optional
+        True for the ghosts that the network needs. By default, it needs all. All ranks give it, or
+        none.
     last : FeatureExchange, optional
         The exchange before this one. If work is queued, messages have a reserve, so that they keep
         their sizes while the number of atoms near a face fluctuates.
@@ -87,6 +94,7 @@ class FeatureExchange:
         owners: Owners,
         n_own: int,
         transport: Transport,
+        is_near: NDArray[np.bool_] | None = None,
         last: FeatureExchange | None = None,
     ) -> None:
         self._comm, self._transport = comm, transport
@@ -95,20 +103,32 @@ class FeatureExchange:
         is_other = (owners.ranks != comm.rank) & (n_own > 0)
         keys = owners.ranks[is_other].astype(np.int64) << _INDEX_BITS | owners.atoms[is_other]
         atoms, which = np.unique(keys, return_inverse=True)
-        wanted = counts_of(atoms >> _INDEX_BITS, comm.size)
-        given = send_counts(comm, wanted)
+        groups = [np.arange(len(atoms))]
+        if is_near is not None:
+            has_near = np.bincount(which, is_near[is_other], len(atoms)) > 0
+            groups = [np.flatnonzero(has_near), np.flatnonzero(~has_near)]
+        wanted = np.stack([counts_of(atoms[g] >> _INDEX_BITS, comm.size) for g in groups])
+        given = np.stack([send_counts(comm, counts) for counts in wanted])
         indices = (atoms & ((1 << _INDEX_BITS) - 1)).astype(np.int32)
-        asked = send_rows(comm, indices, wanted, given)
+        asked = [
+            send_rows(comm, indices[g], *counts)
+            for g, *counts in zip(groups, wanted, given, strict=True)
+        ]
         self.wanted: Counts = self._sizes(wanted, None if last is None else last.wanted)
         self.sent: Counts = self._sizes(given, None if last is None else last.sent)
+        row_of = np.empty(len(atoms), dtype=np.int32)
+        row_of[np.concatenate(groups)] = n_own + places(wanted, self.wanted)
         self.rows = owners.atoms.copy()
-        self.rows[is_other] = n_own + places(wanted, self.wanted)[which]
-        self.n_rows = n_own + int(self.wanted.sum())
+        self.rows[is_other] = row_of[which]
+        self.n_near, self.n_rows = (
+            n_own + int(sizes.sum()) for sizes in (self.wanted[0], self.wanted)
+        )
+        self.n_given_near = int(self.sent[0].sum())
         self.given = spread(int(self.sent.sum()), n_own)
-        self.given[places(given, self.sent)] = asked
+        self.given[places(given, self.sent)] = np.concatenate(asked)
 
     def _sizes(self, counts: Counts, last: Counts | None) -> Counts:
-        """Return the rows of the message for each rank; both ends find the same numbers."""
+        """Return the rows of the messages for each rank; both ends find the same numbers."""
         if not self.is_queued:
             return counts
         needed = reserved(counts, 8)
@@ -120,7 +140,7 @@ class FeatureExchange:
     @property
     def plan(self) -> object:
         """Sizes of all messages, and ranks with atoms; see `mlff_triton.engine.part.Exchange`."""
-        return (*self.sent.tolist(), *self.wanted.tolist(), *self._ranks)
+        return (*self.sent.ravel().tolist(), *self.wanted.ravel().tolist(), *self._ranks)
 
     def trade(self, sent: Tensor, received: Tensor, *, back: bool = False) -> None:
         """Send rows of values to other ranks, or back; see `mlff_triton.engine.part.Exchange`."""
@@ -164,8 +184,35 @@ class FeatureExchange:
         return self._ranks.index(self._comm.rank)
 
 
+def near_ghosts(positions: FloatArray, n_own: int, distance: float) -> NDArray[np.bool_]:
+    """Find the ghosts within a distance in Å of the box around all own atoms.
+
+    Parameters
+    ----------
+    positions : float64 [N, 3]
+        Own atoms, and then ghosts, Å.
+    n_own : int
+        Number of own atoms. Without any, no ghost is near.
+    distance : float
+        Å.
+
+    Returns
+    -------
+    bool [ghosts]
+    """
+    own, ghosts = positions[:n_own], positions[n_own:]
+    if not n_own:
+        return np.zeros(len(ghosts), dtype=bool)
+    squares = np.zeros(len(ghosts))
+    for x, y in zip(own.T, ghosts.T, strict=True):  # columns one by one, as NumPy is faster so
+        squares += np.maximum(np.maximum(x.min() - y, y - x.max()), 0) ** 2
+    near: NDArray[np.bool_] = squares < (distance * ROUNDING) ** 2
+    return near
+
+
 def places(counts: Counts, sizes: Counts) -> Counts:
     """Return where the rows of messages with ``counts`` lie if each is as long as ``sizes``."""
+    counts, sizes = counts.ravel(), sizes.ravel()
     begin = np.repeat(np.cumsum(sizes) - sizes, counts)
     rank = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     rows: Counts = (begin + rank).astype(np.int32)
@@ -173,6 +220,10 @@ def places(counts: Counts, sizes: Counts) -> Counts:
 
 
 def _of_ranks(rows: Tensor, sizes: Counts) -> Messages:
-    """Divide rows into messages for or from each rank that has some."""
-    parts = rows.split(sizes.tolist())
-    return [(rank, part) for rank, part in enumerate(parts) if len(part)]
+    """Divide rows into messages for or from each rank that has some.
+
+    Rows may be those of the first messages only, of atoms that networks need.
+    """
+    used = sizes[:1] if len(rows) == sizes[0].sum() else sizes
+    parts = rows.split(used.ravel().tolist())
+    return [(k % sizes.shape[1], part) for k, part in enumerate(parts) if len(part)]

@@ -12,7 +12,7 @@ import numpy as np
 from ase import Atoms
 from mpi4py import MPI
 
-from mlff_triton.calculators.lammps import couple
+from mlff_triton.calculators.lammps import Coupling, couple
 from tests.calculators.lammps.systems import (
     OUTPUT,
     TYPES,
@@ -47,6 +47,7 @@ def structures(device: str = "cpu") -> dict[str, tuple[Atoms, float | None]]:
     every = {
         "orthogonal": (water(), 4.0),
         "triclinic": (water((4, 3, 3), tilt=0.1), 4.0),
+        "long": (water((8, 3, 3)), 4.0),
         "droplets": (droplets(periodic=True), 4.0),
         "open": (droplets(periodic=False), None),
         "open, with a cutoff": (droplets(periodic=False), 4.0),
@@ -63,15 +64,22 @@ def all_results(backend: str, device: str = "cpu") -> dict[str, Any]:
         commands += [] if atoms.pbc.all() else ["boundary f f f"]
         for dtype in ("float64", "float32") if name == "orthogonal" else ("float64",):
             lmp = start(atoms, *commands)
-            couple(lmp, charged(cutoff, channels), TYPES, dtype=dtype, **options)
+            coupling = couple(lmp, charged(cutoff, channels), TYPES, dtype=dtype, **options)
             lmp.commands_list(OUTPUT)
-            n_own = {"n_own": np.array(WORLD.allgather(lmp.extract_setting("nlocal")))}
-            results = single_point(lmp) | n_own
+            results = single_point(lmp)
+            results["n_own"] = np.array(WORLD.allgather(lmp.extract_setting("nlocal")))
+            results["n_far"] = np.array(WORLD.allreduce(far_rows(coupling)))
             found |= {f"{name}-{dtype}/{key}": value for key, value in results.items()}
             lmp.close()
     for name, atoms in {"cubic": water(), "tilted": water((4, 3, 3), tilt=0.1)}.items():
         found |= {f"{name}/{key}": value for key, value in moving(atoms, options).items()}
     return found
+
+
+def far_rows(coupling: Coupling) -> int:
+    """Return the number of atoms of other ranks whose tensors the network does not need."""
+    exchange = coupling._exchange
+    return 0 if exchange is None else exchange.n_rows - exchange.n_near
 
 
 def moving(atoms: Atoms, options: dict[str, Any]) -> dict[str, Any]:

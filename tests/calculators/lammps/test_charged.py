@@ -73,7 +73,7 @@ def test_ranks_have_the_results_of_one_process(
     found = dict(np.load(path))
     check_single_points(found)
     for label, value in alone.items():
-        if label.endswith(("n_own", "migrated")):
+        if label.endswith(("n_own", "n_far", "migrated")):
             continue
         limit = 1e-6 if "float32" in label else 1e-10
         scale = np.abs(value).max()
@@ -81,6 +81,7 @@ def test_ranks_have_the_results_of_one_process(
     for name in ("droplets", "open"):  # ranks in the middle have no atoms
         assert (found[f"{name}-float64/n_own"] > 0).sum() == 2
     assert min(found["cubic/migrated"], found["tilted/migrated"]) > 0
+    assert found["long-float64/n_far"] > 0
 
 
 @needs_mpiexec

@@ -15,6 +15,7 @@ from mlff_triton.calculators.lammps.exchange import (
     FeatureExchange,
     HostTransport,
     Messages,
+    near_ghosts,
     places,
 )
 from mlff_triton.calculators.lammps.nccl import DeviceTransport, load_library
@@ -44,6 +45,16 @@ class Pair:
         received[0][:] = self.asked
 
 
+class Mirror(Pair):
+    """A communicator of two ranks, of which the other one does the same as this one."""
+
+    def Alltoall(self, counts: np.ndarray, received: np.ndarray) -> None:  # noqa: N802
+        received[:] = [0, counts[1]]
+
+    def Alltoallv(self, sent: list[Any], received: list[Any]) -> None:  # noqa: N802
+        received[0][:] = sent[0]
+
+
 class Recorder:
     """A transport that returns what is sent, and remembers the sizes of messages."""
 
@@ -67,7 +78,7 @@ def exchange(
     owners = np.array([0] + [1] * n_ghosts, dtype=np.int32)
     atoms = np.array([7, *range(n_ghosts)], dtype=np.int32)
     comm = Pair(list(range(n_ghosts)))
-    return FeatureExchange(comm, Owners(owners, atoms), 500, transport, last)
+    return FeatureExchange(comm, Owners(owners, atoms), 500, transport, last=last)
 
 
 def test_messages_on_the_host_are_as_long_as_needed():
@@ -95,6 +106,35 @@ def test_plans_differ_if_a_rank_loses_its_atoms(monkeypatch):
     first = exchange(100, Recorder(is_queued=True))
     monkeypatch.setattr(Pair, "allgather", lambda _, value: [value, 0])
     assert exchange(100, Recorder(is_queued=True)).plan != first.plan
+
+
+def test_atoms_that_networks_do_not_need_have_messages_of_their_own():
+    """These follow all messages of tensors. An atom is near if one of its ghosts is."""
+    owners = Owners(np.array([1] * 4, dtype=np.int32), np.array([0, 1, 2, 1], dtype=np.int32))
+    transport = Recorder(is_queued=False)
+    is_near = np.array([False, False, True, True])
+    comm = Mirror([])
+    found = FeatureExchange(comm, owners, 500, transport, is_near)
+    assert found.rows.tolist() == [502, 500, 501, 500]
+    assert (found.n_near, found.n_rows) == (502, 503)
+    assert (found.n_given_near, found.given.tolist()) == (2, [1, 2, 0])
+    values = torch.arange(500.0)[found.given][:, None]
+    for count in (2, 3):
+        for back in (False, True):
+            received = torch.zeros(count, 1)
+            found.trade(values[:count], received, back=back)
+            assert received[:, 0].tolist() == [1, 2, 0][:count]
+    assert transport.sizes == [(2, 2), (2, 2), (2, 2), (1, 1), (2, 2), (1, 1)]
+
+
+def test_ghosts_near_the_box_of_own_atoms_are_near():
+    own = np.array([[0.0, 0, 0], [4, 4, 4]])
+    ghosts = np.array(
+        [[2.0, 2, 2], [2, 2, 7.0], [2, 2, 7.001], [6.1, 6.1, 6.1], [-1.7, -1.7, -1.7]]
+    )
+    positions = np.concatenate([own, ghosts])
+    assert near_ghosts(positions, 2, 3.0).tolist() == [True, True, False, False, True]
+    assert not near_ghosts(ghosts, 0, 99.0).any()
 
 
 def test_values_arrive_in_their_rows():

@@ -76,10 +76,23 @@ def test_parts_add_up(new_steps, name, charge):
 
 
 def test_fused_kernels(new_steps, dtype):
+    """Kernels read no tensor of an atom beyond the cutoff of the network."""
     name, atoms = "a longer Coulomb cutoff", crystal()
     steps = [new_steps(name, dtype, kernels=True) for _ in range(2)]
     parts = divide(atoms, slabs(atoms, 2), steps[0].exchange_reach, 2)
-    check(compute_together(steps, atoms, parts), atoms, parts, name, dtype, 0)
+    check(compute_together(steps, atoms, parts, near=3.0), atoms, parts, name, dtype, 0)
+
+
+def test_tensors_of_atoms_beyond_the_network_are_not_sent(new_steps):
+    name, atoms = "a longer Coulomb cutoff", crystal()
+    steps = [new_steps(name) for _ in range(2)]
+    assert steps[0].tensor_reach == 3.0
+    parts = divide(atoms, slabs(atoms, 2), steps[0].exchange_reach, 2)
+    for near, is_finite in ((3.0, True), (2.0, False)):
+        found = compute_together(steps, atoms, parts, unused=3, near=near)
+        assert all(np.isfinite(each.energy) == is_finite for each in found)
+        if is_finite:
+            check(found, atoms, parts, name, torch.float64, 0)
 
 
 @pytest.mark.parametrize("name", MODELS)

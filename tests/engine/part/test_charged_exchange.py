@@ -102,6 +102,32 @@ def test_models(variant, backend):
 
 
 @backends
+def test_tensors_of_atoms_beyond_the_network_are_not_sent(backend):
+    """Only their charges are needed."""
+    atoms, made = random_crystal(120, "triclinic"), engines(backend, 3, FIELD)
+    part = made[0].part()
+    assert (part.tensor_reach, part.exchange_reach) == (3.0, 3.7)
+    parts = divide(atoms, slabs(atoms, 3), part.exchange_reach, 3)
+    together = ExchangingParts(made, atoms, parts, -1, 3, part.tensor_reach)
+    for exchange in together.exchanges:
+        assert exchange.n_near < exchange.n_rows - 3
+        assert exchange.n_given_near < len(exchange.given)
+    every = ExchangingParts(made, atoms, parts, -1).step(atoms)
+    for found, expected in zip(together.step(atoms), every, strict=True):
+        for name in ("forces", "virial", "atom_energies", "atom_virials"):
+            given = getattr(found, name), getattr(expected, name)
+            np.testing.assert_allclose(*given, rtol=1e-10, atol=1e-10, err_msg=name)
+
+
+@backends
+def test_tensors_that_are_missing_are_noticed(backend):
+    atoms, made = random_crystal(120, "triclinic"), engines(backend, 2, FIELD)
+    parts = divide(atoms, slabs(atoms, 2), 3.7, 2)
+    for found in ExchangingParts(made, atoms, parts, near=2.0).step(atoms):
+        assert not np.isfinite(found.energy)
+
+
+@backends
 def test_ensembles(backend):
     members = Ensemble([charged_model(seed=k, **FIELD | {"num_layers": 1 + k}) for k in range(2)])
     made = [Engine(members, "cpu", "float64", backend) for _ in range(2)]
