@@ -56,6 +56,11 @@ class DeviceBatches:
             self._limits = limits
 
     @property
+    def is_due(self) -> bool:
+        """True if the next step will build a neighbor matrix."""
+        return self._state.is_due
+
+    @property
     def has_contacts(self) -> bool:
         """True if atoms were in contact in the last step that `fetch` ran."""
         return self._state.has_contacts

@@ -37,6 +37,7 @@ from mlff_triton.kernels.tensornet2 import operators as charged
 from mlff_triton.kernels.tensornet2.protocol import ChargedOperators
 from mlff_triton.model.prediction import Prediction
 from mlff_triton.neighbors.box import FloatArray
+from mlff_triton.neighbors.neighbor_list import check_positions
 from mlff_triton.neighbors.verlet_list import check_skin
 
 
@@ -122,6 +123,8 @@ class DeviceSteps(Steps):
         """Compute a batch, and tell of its contacts; see `mlff_triton.engine.Engine.watch`."""
         with self._on_gpu(batch):
             buffers = self._buffers(batch)
+            if buffers.is_due:  # other steps find out themselves
+                check_positions(batch.positions)
             buffers.watch(limits)
             return buffers.fetch_views(), buffers.has_contacts
 

@@ -248,12 +248,12 @@ class Engine:
         return max(steps.contact_reach for steps in self._steps)
 
     def watch(self, batch: Batch, limits: FloatArray) -> tuple[Prediction, bool]:
-        """Compute a checked batch as `evaluate` does, and tell whether atoms are in contact.
+        """Compute a batch as `evaluate` does, and tell whether atoms are in contact.
 
         Parameters
         ----------
         batch : Batch
-            The systems.
+            The systems, checked except for their positions.
         limits : float64 [N]
             Length of each atom in Å: two atoms are in contact below the sum of theirs, up to
             rounding, if that is at most `contact_reach`.
@@ -264,6 +264,13 @@ class Engine:
             On the CPU. The next step may overwrite it.
         bool
             True if there are contacts; always False if `contact_reach` is 0.
+
+        Raises
+        ------
+        InputError
+            If a position is not finite, and for the reasons given for `compute`.
+        OverlappingAtomsError, BackendError
+            As for `compute`.
         """
         check_neutral(self.uses_charge, batch.charge)
         with self._call():

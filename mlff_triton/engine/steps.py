@@ -107,7 +107,7 @@ class Steps(ABC):
 
     def watch(self, batch: Batch, limits: FloatArray) -> tuple[Prediction, bool]:  # noqa: ARG002
         """Compute a batch, and return True if it has contacts; see `Engine.watch`."""
-        return self.evaluate(batch), False
+        return self.evaluate(batch.with_positions(batch.positions)), False
 
     @abstractmethod
     def prepare(self, batch: Batch) -> Callable[[], Prediction]:

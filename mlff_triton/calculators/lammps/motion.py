@@ -58,8 +58,9 @@ class MotionCheck:
         age = self._lmp.extract_setting("neigh_ago")
         if age == 0:
             self._last_age = 0 if begins else self._age
-            self.at_exchange = positions_of(self._lmp, n_own).copy()
-            self._moved = np.empty_like(self.at_exchange)
+            if len(self.at_exchange) != n_own:  # as new memory costs more than a copy
+                self.at_exchange, self._moved = np.empty((2, n_own, 3))
+            self.at_exchange[:] = positions_of(self._lmp, n_own)
         self._age = age
 
     def check(self) -> None:

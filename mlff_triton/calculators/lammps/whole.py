@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -69,7 +70,7 @@ class WholeSystem:
         if self._batch is None:
             self._batch = Batch.of(numbers[:n_own], own, cell, pbc, charge=self._charge)
         else:
-            self._batch = self._batch.with_box(cell, pbc).with_positions(own)
+            self._batch = replace(self._batch.with_box(cell, pbc), positions=own)
         found, has_contacts = self._engine.watch(self._batch, self._limits)
         return PartPrediction(
             energy=float(found.energy[0]) / self._energy,

@@ -8,6 +8,7 @@ network in plain PyTorch there.
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -248,6 +249,18 @@ def test_contacts_are_told_of(new_steps):
     limits = limits + nearest.max()
     assert steps.watch(batch, limits)[1]
     check(steps, atoms)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_contacts_of_atoms_that_are_nowhere(new_steps, value):
+    """Positions are not checked before, whether a matrix is built or not."""
+    steps, atoms = new_steps(), crystal(4, "cubic")
+    batch, lost = batch_of(atoms), atoms.positions.copy()
+    lost[2, 1] = value
+    for _ in range(2):
+        with pytest.raises(InputError, match="the position of atom 2 is NaN or infinite"):
+            steps.watch(replace(batch, positions=lost), np.zeros(4))
+        assert_true(steps.watch(batch, np.zeros(4))[0], batch)
 
 
 def test_prepared_steps(new_steps):
