@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from mlff_triton.engine.batch import Batch, IntArray
 from mlff_triton.errors import InputError
 from mlff_triton.model.known_domain import KnownDomain, UnknownChemistryWarning, bond_name
+from mlff_triton.model.prediction import Prediction
 from mlff_triton.neighbors.box import FloatArray
 from mlff_triton.neighbors.neighbor_list import check_apart, find_pairs
 
@@ -100,6 +101,35 @@ def _all_distances(batch: Batch) -> FloatArray:
     return distances
 
 
+def unknown_atoms(numbers: IntArray, uncertainty: FloatArray, limit: float) -> str:
+    """Return which atom a model is least sure of, if above a limit, and what to do.
+
+    Parameters
+    ----------
+    numbers : int64 [N]
+        Atomic numbers.
+    uncertainty : float [N]
+        Expected error of the force on each atom in eV/Å.
+    limit : float
+        The same, above which an atom is unlike those that the model was made for.
+
+    Returns
+    -------
+    str
+        Empty if no atom is above the limit.
+    """
+    above = int(np.count_nonzero(uncertainty > limit))
+    if not above:
+        return ""
+    worst = int(np.argmax(uncertainty))
+    others = f", and of {above} atoms more than" if above > 1 else ", more than"
+    return (
+        f"the model expects an error of {uncertainty[worst]:.2g} eV/Å in the force on atom {worst} "
+        f"({chemical_symbols[numbers[worst]]}){others} the {limit:.2g} eV/Å that are usual, so "
+        "that results may be wrong: check the structure, or train the model on ones like it"
+    )
+
+
 class Plausibility:
     """Checks of systems that a front end has not met before.
 
@@ -110,10 +140,14 @@ class Plausibility:
     elements : frozenset of int
         Atomic numbers that the model was made for. It refuses systems with other elements, so there
         is no warning.
+    limit : float, optional
+        Uncertainty in eV/Å above which atoms are unlike those that the model was made for.
     """
 
-    def __init__(self, domain: KnownDomain | None, elements: frozenset[int]) -> None:
-        self._domain, self._elements = domain, elements
+    def __init__(
+        self, domain: KnownDomain | None, elements: frozenset[int], limit: float | None = None
+    ) -> None:
+        self._domain, self._elements, self._limit = domain, elements, limit
         self._has_warned = False
         self._seen: set[int] = set()
 
@@ -138,6 +172,21 @@ class Plausibility:
         if self._has_warned:
             return
         reason = unknown_chemistry(batch, self._domain, self._elements)
+        if reason:
+            self._has_warned = True
+            warnings.warn(reason, UnknownChemistryWarning, stacklevel=2)
+
+    def judge(self, batch: Batch, prediction: Prediction) -> None:
+        """Warn once if a model is less sure of its results for an atom than usual.
+
+        Warns
+        -----
+        UnknownChemistryWarning
+            Once.
+        """
+        if self._has_warned or self._limit is None or prediction.uncertainty is None:
+            return
+        reason = unknown_atoms(batch.numbers, prediction.uncertainty.numpy(), self._limit)
         if reason:
             self._has_warned = True
             warnings.warn(reason, UnknownChemistryWarning, stacklevel=2)
@@ -190,6 +239,8 @@ def unknown_bonds(
     of ``n_own`` or more are ghosts. Bonds between ghosts do not count, because ghosts may lack
     neighbors. All bonds are among the pairs, if these are given.
     """
+    if domain.bonds is None:
+        return
     if pairs is None:
         pairs = close_pairs(batch, domain.bond_factor)
     is_bond = pairs.ratios < domain.bond_factor

@@ -6,9 +6,9 @@ Structures in units other than Å, without bonds, or with overlapping atoms have
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from ase import Atoms
@@ -18,6 +18,7 @@ from mlff_triton.calculators._plausibility import (
     Pairs,
     close_pairs,
     refuse_close,
+    unknown_atoms,
     unknown_chemistry,
 )
 from mlff_triton.calculators._screening_many import BONDED, HALF_A_BOND, plain_molecules
@@ -94,6 +95,24 @@ class Screening:
         session.plausibility.mute()
         self._engine = session.engine
         self.has_record = session.engine.known_domain is not None
+        self._limit = session.engine.uncertainty_limit
+
+    def judge(self, atoms: Atoms, results: Mapping[str, Any], remarks: Remarks) -> Remarks:
+        """Return remarks about a structure with that of the model's uncertainty, if it is large.
+
+        Parameters
+        ----------
+        atoms : Atoms
+            The structure.
+        results : mapping
+            Results as of our ASE calculator.
+        remarks : Remarks
+            Result of `look`.
+        """
+        known = results.get("uncertainty")
+        if remarks.chemistry or self._limit is None or known is None:
+            return remarks
+        return remarks._replace(chemistry=unknown_atoms(atoms.numbers, known, self._limit))
 
     def look_at_many(self, structures: Sequence[Atoms]) -> list[Remarks | MlffTritonError]:
         """Return what `look` returns or raises for each of many structures."""

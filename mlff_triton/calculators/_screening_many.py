@@ -71,6 +71,8 @@ def _are_plain(
         return is_plain
     if domain.closed_shells:
         is_plain &= numbers.sum(axis=1) % 2 == 0
+    if domain.bonds is None:
+        return is_plain
     is_bond = ratios < domain.bond_factor
     of_atoms, of_neighbors = bond_codes(numbers)
     codes = of_atoms + (is_bond * of_neighbors[:, None]).sum(axis=2, dtype=np.uint64)

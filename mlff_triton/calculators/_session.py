@@ -63,7 +63,9 @@ class Session:
     ) -> None:
         self.engine = Engine(model, device, dtype, backend, skin=skin)
         self._batch: Batch | None = None
-        self.plausibility = Plausibility(self.engine.known_domain, self.engine.elements)
+        self.plausibility = Plausibility(
+            self.engine.known_domain, self.engine.elements, self.engine.uncertainty_limit
+        )
 
     def changes(self, system: System) -> list[str]:
         """Return which fields of a system differ from the last one: its box counts as the cell."""
@@ -100,7 +102,8 @@ class Session:
         Warns
         -----
         UnknownChemistryWarning
-            Once, if new atoms differ from all that the model was trained for.
+            Once, if new atoms differ from all that the model was trained for, or the model expects
+            a larger error in the force on an atom than usual.
         """
         batch = self._batch
         if batch and batch.same_numbers(system.numbers) and batch.same_charge(system.charge):
@@ -109,11 +112,16 @@ class Session:
             batch = system.check()
             self.plausibility.check(batch)
         self._batch = batch
-        return self.engine.evaluate(batch)
+        return self._evaluate(batch)
 
     def evaluate_many(self, systems: list[System]) -> Prediction:
         """Compute several systems in one batch, with the errors and warnings of `evaluate`."""
-        return self.engine.evaluate(self.batch_of(systems))
+        return self._evaluate(self.batch_of(systems))
+
+    def _evaluate(self, batch: Batch) -> Prediction:
+        prediction = self.engine.evaluate(batch)
+        self.plausibility.judge(batch, prediction)
+        return prediction
 
     def batch_of(self, systems: list[System]) -> Batch:
         """Return a batch of systems, with the errors and warnings of `evaluate`.

@@ -22,9 +22,10 @@ from mlff_triton.calculators._total_charge import UnusedInfo, charge_of
 from mlff_triton.engine.batch import same
 from mlff_triton.engine.motion import Dynamics
 from mlff_triton.errors import InputError
-from mlff_triton.model.prediction import Ensemble, Prediction
+from mlff_triton.model.prediction import Ensemble, Prediction, check_has_uncertainty
 from mlff_triton.model.tensornet import TensorNet
 
+UNCERTAINTY = "uncertainty"
 VOIGT = [0, 4, 8, 5, 2, 1]  # xx, yy, zz, yz, xz, xy in a 3x3 matrix row by row
 
 
@@ -56,9 +57,11 @@ class TensorNetCalculator(Calculator):
     -----
     Units are ASE's: eV, eV/Å, eV/Å^3, e, e Å. ``stress`` needs a periodic cell. Models with partial
     charges, such as a TensorNet2, also give ``charges`` and, without a cell, ``dipole``: that of
-    charged molecules is about their center of mass. Any thread may ask for
-    properties, and gets those of its own atoms. Calculators can be copied and pickled.
-    ``parameters`` holds the model, a hash of its weights, the dtype and the device.
+    charged molecules is about their center of mass. Models that know their uncertainty also give
+    ``uncertainty``, the expected error of the force on each atom in eV/Å, in ``results`` and by
+    ``get_property``. Any thread may ask for properties, and gets those of its own atoms.
+    Calculators can be copied and pickled. ``parameters`` holds the model, a hash of its weights,
+    the dtype and the device.
 
     Raises
     ------
@@ -96,6 +99,8 @@ class TensorNetCalculator(Calculator):
         engine = self.session.engine
         if engine.has_charges:
             self.implemented_properties = [*self.implemented_properties, "charges", "dipole"]
+        if engine.has_uncertainty:
+            self.implemented_properties = [*self.implemented_properties, UNCERTAINTY]
         name = str(model) if isinstance(model, (str, Path)) else type(model).__name__
         self.parameters.update(
             model=name,
@@ -118,6 +123,8 @@ class TensorNetCalculator(Calculator):
         self, name: str, atoms: Atoms | None = None, allow_calculation: bool = True
     ) -> Any:
         """Return a property of the atoms, whatever other threads ask for at the same time."""
+        if name == UNCERTAINTY:
+            check_has_uncertainty(self.session.engine.has_uncertainty)
         with self.session.engine.lock:
             return super().get_property(name, atoms, allow_calculation)
 
@@ -242,6 +249,8 @@ def _results(images: list[Atoms], prediction: Prediction) -> list[dict[str, Any]
     forces = prediction.forces.double().numpy()
     energies = prediction.atom_energies.numpy()
     charges = None if prediction.charges is None else prediction.charges.double().numpy()
+    known = prediction.uncertainty
+    uncertainty = None if known is None else known.double().numpy()
     alone = len(images) == 1
     results: list[dict[str, Any]] = []
     start = 0
@@ -253,6 +262,8 @@ def _results(images: list[Atoms], prediction: Prediction) -> list[dict[str, Any]
             "forces": forces if alone else forces[start:stop].copy(),
             "energies": energies if alone else energies[start:stop].copy(),
         }
+        if uncertainty is not None:
+            entry[UNCERTAINTY] = uncertainty[start:stop].copy()
         if charges is not None:
             own = entry["charges"] = charges[start:stop].copy()
             if not atoms.pbc.any():

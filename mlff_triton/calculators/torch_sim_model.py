@@ -158,7 +158,8 @@ class TorchSimModel(ModelInterface):
         dict of str to Tensor
             ``energy`` [n_systems], and, unless they are switched off, ``forces`` [n_atoms, 3] and
             ``stress`` [n_systems, 3, 3]; also ``charges`` [n_atoms], if the model predicts partial
-            charges. New tensors on the model's device.
+            charges, and ``uncertainty`` [n_atoms], the expected error of the force on each atom, if
+            it knows that. New tensors on the model's device.
 
         Raises
         ------
@@ -193,6 +194,8 @@ class TorchSimModel(ModelInterface):
             results["stress"] = _stress(prediction.virial, state.cell, state.pbc)
         if prediction.charges is not None:
             results["charges"] = prediction.charges
+        if prediction.uncertainty is not None:
+            results["uncertainty"] = prediction.uncertainty
         return {name: tensor.to(state.positions.dtype) for name, tensor in results.items()}
 
 

@@ -85,6 +85,8 @@ def energy(
             results.append(atoms)
             bar.show(len(results), "", f"{len(results)} of {len(images)} structures")
     console.print(_table(labels, results))
+    judged = zip(results, remarks, strict=True)
+    remarks = [screening.judge(atoms, atoms.calc.results, found) for atoms, found in judged]
     if out is not None:
         write_xyz(out, results, [{UNKNOWN: found.chemistry or None} for found in remarks])
     _warn(remarks, names)
@@ -108,6 +110,10 @@ def _table(labels: list[tuple[str, int]], results: list[Atoms]) -> Table:
     titles = ("frame", "atoms", "energy, eV", "largest force, eV/Å")
     table = Table("structure", *(Column(title, justify="right") for title in titles))
     names = [Text(printable(atoms.info.get("title", ""))) for atoms in results]
+    known = [atoms.calc.results.get("uncertainty") for atoms in results]
+    has_uncertainty = any(values is not None for values in known)
+    if has_uncertainty:
+        table.add_column("largest expected error, eV/Å", justify="right")
     if any(names):
         table.add_column("title")
     if any(stress is not None for stress in stresses):
@@ -116,6 +122,8 @@ def _table(labels: list[tuple[str, int]], results: list[Atoms]) -> Table:
         largest = np.linalg.norm(atoms.get_forces(), axis=1).max()
         row: list[str | Text] = [Text(printable(source)), str(k), str(len(atoms))]
         row += [f"{atoms.get_potential_energy():.6f}", f"{largest:.4f}"]
+        if has_uncertainty:
+            row.append(f"{atoms.calc.results['uncertainty'].max():.4f}")
         row += [title] * any(names)
         if stress is not None:
             row.append(in_gpa(stress))

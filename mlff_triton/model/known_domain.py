@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -23,9 +23,10 @@ class KnownDomain:
         Total charges in elementary charges.
     closed_shells : bool
         True if all molecules have an even number of electrons.
-    bonds : frozenset of str
+    bonds : frozenset of str or None
         Bonds by the elements of both atoms and of the neighbors of these: ``"CHHH-OCH"`` is that of
-        methanol between carbon, which has three hydrogen atoms, and oxygen. See `bond_name`.
+        methanol between carbon, which has three hydrogen atoms, and oxygen. See `bond_name`. None
+        for a model that judges atoms by its uncertainty instead.
     bond_factor : float
         Atoms count as bonded if they are closer than this multiple of the sum of their covalent
         radii.
@@ -33,7 +34,7 @@ class KnownDomain:
 
     charges: tuple[int, ...]
     closed_shells: bool
-    bonds: frozenset[str]
+    bonds: frozenset[str] | None
     bond_factor: float = 1.25
 
 
@@ -94,9 +95,3 @@ SCS-SCS
 )
 RECORDS = {"3e432964aa8fb1f4": TENSORNET_GFN2}
 """Known domains by `hash_of_weights`, so that copies of a model in other files keep theirs."""
-
-
-def domain_of(hashes: Iterable[str]) -> KnownDomain | None:
-    """Return the record of all models with these hashes of weights, or None if it differs."""
-    first, *others = map(RECORDS.get, hashes)
-    return first if all(other == first for other in others) else None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mlff_triton._common.cuda_graphs import is_capturing
 from mlff_triton._common.torch_settings import normal, own_settings
 from mlff_triton.errors import InputError
-from mlff_triton.model.known_domain import KnownDomain, domain_of
+from mlff_triton.model.known_domain import KnownDomain
 from mlff_triton.model.tensornet import AtomResults, TensorNet
 from mlff_triton.neighbors.graph import Graph
 
@@ -66,7 +66,8 @@ class Ensemble(nn.Module):
     @property
     def known_domain(self) -> KnownDomain | None:
         """Structures that the members were trained for, if all have the same record."""
-        return domain_of(member.network_hash for member in members_of(self))
+        first, *others = (member.known_domain for member in members_of(self))
+        return first if all(other == first for other in others) else None
 
     @property
     def has_uncertainty(self) -> bool:
@@ -125,6 +126,15 @@ def members_of(model: TensorNet | Ensemble) -> list[TensorNet]:
     if isinstance(model, TensorNet):
         return [model]
     return [member for member in model.members if isinstance(member, TensorNet)]
+
+
+def check_has_uncertainty(has_uncertainty: bool) -> None:
+    """Raise `InputError` unless a model knows its uncertainty."""
+    if not has_uncertainty:
+        raise InputError(
+            "the model does not know its uncertainty: take one that mlff-triton train has made, or "
+            "fine-tune this one with it"
+        )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ Each atom and channel carries a 3x3 tensor, stored as nine components ``x[9, N, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -346,7 +346,10 @@ class TensorNet(nn.Module):
     @property
     def known_domain(self) -> KnownDomain | None:
         """Structures that the model was trained for, recognized by its weights, or None."""
-        return RECORDS.get(self.network_hash)
+        record = RECORDS.get(self.network_hash)
+        if record is None or self.uncertainty_limit is None:
+            return record
+        return replace(record, bonds=None)
 
     @property
     def has_uncertainty(self) -> bool:

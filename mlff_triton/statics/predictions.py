@@ -121,11 +121,9 @@ def predict_files(
     finish = None if is_xyz else writer_of(path, COUNTS, XYZ)
     precision = dtype_name(find_dtype(dtype))
     loaded = load_model(model)
-    has_record = loaded.known_domain is not None
-    has_charges = all(member.has_charges for member in members_of(loaded))
-    work = SinglePoints(
-        lasting_name(model), precision, charge, periodic, is_xyz, has_record, has_charges
-    )
+    has_record = loaded.known_domain is not None or loaded.uncertainty_limit is not None
+    has = loaded.has_charges, loaded.has_uncertainty
+    work = SinglePoints(lasting_name(model), precision, charge, periodic, is_xyz, has_record, *has)
     weights = [member.weights_hash for member in members_of(loaded)]
     settings = {
         "job": "predict",
@@ -189,6 +187,7 @@ class SinglePoints:
     is_xyz: bool
     has_record: bool
     has_charges: bool
+    has_uncertainty: bool
 
     def start(self, device: str) -> Callable[[list[Piece]], Done]:
         """Load the model, and return the function that computes pieces of the input."""
@@ -202,6 +201,8 @@ class SinglePoints:
                 _screen([row for row in rows if not row.error], screening)
             good = [row for row in rows if not row.error]
             evaluate(sorted(good, key=lambda row: len(row.atoms)), calculator)
+            for row in good:
+                row.remarks = screening.judge(row.atoms, row.results or {}, row.remarks)
             return self._done(rows)
 
         return compute
@@ -231,7 +232,8 @@ class SinglePoints:
         if self.is_xyz:
             payload = xyz_of(rows)
         else:
-            payload = pack(columns_of(rows, self.has_record, self.has_charges))
+            has = self.has_charges, self.has_uncertainty
+            payload = pack(columns_of(rows, self.has_record, *has))
         errors = [row for row in rows if row.error]
         first = str(errors[0]) if errors else ""
         return Done(payload, len(rows), len(errors), first, unknown=_warn(rows))
@@ -303,11 +305,13 @@ def xyz_of(rows: list[Row]) -> bytes:
     return text_of(frames)
 
 
-def columns_of(rows: list[Row], has_record: bool, has_charges: bool) -> dict[str, NDArray[Any]]:
+def columns_of(
+    rows: list[Row], has_record: bool, has_charges: bool, has_uncertainty: bool
+) -> dict[str, NDArray[Any]]:
     """Return rows as the columns of a table. Missing values are NaN, or empty.
 
-    Unknown chemistry is a column if the model has a record of its training set, and partial charges
-    and dipoles are columns if it has charges.
+    Unknown chemistry is a column if the model has a record of its training set or a limit of its
+    uncertainty. Partial charges and dipoles are columns if it has charges, and so is uncertainty.
     """
     results = [row.results or {} for row in rows]
     nothing = {"energy": np.nan, "stress": np.full(6, np.nan)}
@@ -327,7 +331,9 @@ def columns_of(rows: list[Row], has_record: bool, has_charges: bool) -> dict[str
         of_systems[UNKNOWN] = np.array([row.remarks.chemistry for row in rows], dtype=str)
     for name, value in nothing.items():
         of_systems[name] = np.array([found.get(name, value) for found in results], dtype=np.float64)
-    shapes = {"forces": (3,)} | ({"charges": ()} if has_charges else {})
+    shapes: dict[str, tuple[int, ...]] = {"forces": (3,)}
+    shapes |= {"charges": ()} if has_charges else {}
+    shapes |= {"uncertainty": ()} if has_uncertainty else {}
     of_atoms = {
         "numbers": np.concatenate([a.numbers for a in atoms]).astype(np.int64),
         "positions": np.concatenate([a.positions for a in atoms]),

@@ -15,8 +15,13 @@ from ase.io.extxyz import write_extxyz
 from mlff_triton.dynamics.trajectories.atom_lines import lines_of_many
 from mlff_triton.dynamics.trajectories.comment import comment_of, with_info
 
-WRITTEN = ("energy", "forces", "stress", "charges", "dipole")
-COLUMNS = {"forces": "forces:R:3", "charges": "charge:R:1"}  # results of atoms
+UNCERTAINTY = "uncertainty"
+WRITTEN = ("energy", "forces", "stress", "charges", "dipole", UNCERTAINTY)
+COLUMNS = {  # results of atoms
+    "forces": "forces:R:3",
+    "charges": "charge:R:1",
+    UNCERTAINTY: "uncertainty:R:1",
+}
 PLAIN = {"numbers", "positions"}  # arrays of atoms that need no writer of ASE
 
 
@@ -43,7 +48,10 @@ def with_results(atoms: Atoms, results: Mapping[str, Any]) -> Atoms:
     kept: Atoms = atoms.copy()
     kept.set_constraint()
     shown = {key: results[key] for key in WRITTEN if key in results}
+    known = shown.pop(UNCERTAINTY, None)
     kept.calc = SinglePointCalculator(kept, **shown)
+    if known is not None:  # which ASE has no name for
+        kept.calc.results[UNCERTAINTY] = known
     return kept
 
 
@@ -111,6 +119,8 @@ def _by_ase(frame: Shown) -> bytes:
     bare = with_results(frame.atoms, frame.results)
     bare.set_constraint(frame.atoms.constraints)
     bare.info = {}
+    if UNCERTAINTY in frame.results:
+        bare.set_array(UNCERTAINTY, np.asarray(frame.results[UNCERTAINTY]))
     text = io.StringIO()
     write_extxyz(text, [bare])
     count, comment, rows = text.getvalue().split("\n", 2)

@@ -1,0 +1,74 @@
+"""Commands with a model that knows its uncertainty."""
+
+from __future__ import annotations
+
+import ase.io
+import numpy as np
+import pytest
+from ase.build import molecule
+
+from mlff_triton import load_model, save_model
+from mlff_triton.model.known_domain import UnknownChemistryWarning
+from tests.model.test_tensornet import evaluate
+from tests.support.tensornets import model_of, uncertain
+
+OPTIONS = ("--dtype", "float64", "--device", "cpu", "--model")
+
+
+def save(path, limit):
+    save_model(uncertain(model_of(), 5, limit), path)
+    return path
+
+
+@pytest.fixture
+def known(tmp_path):
+    """Path of a model without a limit, and the largest uncertainties of methane and water."""
+    path = save(tmp_path / "known.safetensors", None)
+    images = [molecule("CH4"), molecule("H2O")]
+    ase.io.write(tmp_path / "two.xyz", images, format="extxyz")
+    largest = [float(evaluate(load_model(path), atoms).uncertainty.max()) for atoms in images]
+    return path, largest
+
+
+def test_energy_shows_and_writes_it(run, known):
+    path, largest = known
+    code, out, err = run("energy", "two.xyz", *OPTIONS, path, "--out", "results.xyz")
+    assert (code, err) == (0, "")
+    for value in largest:
+        assert f"{value:.4f}" in out
+    read = ase.io.read("results.xyz", ":")
+    assert [a.arrays["uncertainty"].max() for a in read] == pytest.approx(largest, abs=1e-7)
+    out = run("energy", "two.xyz", "--device", "cpu")[1]
+    assert "expected" not in out
+
+
+def test_predict_writes_it_and_says_what_is_above_the_limit(run, known, tmp_path):
+    _, largest = known
+    path = save(tmp_path / "limited.safetensors", sum(largest) / 2)
+    first = "the model expects an error of"
+    with pytest.warns(UnknownChemistryWarning, match=first) as seen:
+        assert run("predict", "two.xyz", *OPTIONS, path, "--out", "results.xyz")[0] == 0
+    assert len(seen) == 1
+    read = ase.io.read("results.xyz", ":")
+    above = [value > sum(largest) / 2 for value in largest]
+    assert [a.info.get("unknown_chemistry", "").startswith(first) for a in read] == above
+    for atoms, value in zip(read, largest, strict=True):
+        assert atoms.arrays["uncertainty"].max() == pytest.approx(value, abs=1e-7)
+    with pytest.warns(UnknownChemistryWarning, match=first) as seen:
+        assert run("energy", "two.xyz", *OPTIONS, path, "--out", "energies.xyz")[0] == 0
+    assert len(seen) == 1
+    read = ase.io.read("energies.xyz", ":")
+    assert [a.info.get("unknown_chemistry", "").startswith(first) for a in read] == above
+
+
+def test_tables_have_a_column_of_it(run, known):
+    h5py = pytest.importorskip("h5py", reason="h5py is an optional extra")
+    path, largest = known
+    ase.io.write("many.xyz", [molecule("CH4"), molecule("SiH4"), molecule("H2O")])
+    assert run("predict", "many.xyz", *OPTIONS, path, "--out", "out.h5")[0] == 1
+    with h5py.File("out.h5") as file:
+        parts = np.split(file["uncertainty"][:], np.cumsum(file["n_atoms"][:])[:-1])
+        assert "unknown_chemistry" not in file  # as the model has no limit
+    assert parts[0].max() == pytest.approx(largest[0])
+    assert np.isnan(parts[1]).all()
+    assert parts[2].max() == pytest.approx(largest[1])
