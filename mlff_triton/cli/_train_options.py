@@ -140,6 +140,12 @@ Patience = Annotated[
         rich_help_panel=MOTION,
     ),
 ]
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        help="Minutes after which to stop; the same command continues.", rich_help_panel=MOTION
+    ),
+]
 Seed = Annotated[
     int, typer.Option(help="Seed of weights, split and order.", rich_help_panel=MOTION)
 ]

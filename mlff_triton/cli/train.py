@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,7 @@ def train(
     decay: options.Decay = 0.99,
     max_gradient: options.MaxGradient = 10.0,
     patience: options.Patience = 0,
+    minutes: options.Minutes = None,
     seed: options.Seed = 0,
     device: DeviceOption = "auto",
     overwrite: options.Overwrite = False,
@@ -71,7 +73,7 @@ def train(
     OUT gets model.safetensors, which md and other commands take, log.csv, and a
     report with errors by element and group.
 
-    After Ctrl-C, or any other end, the same command continues.
+    After Ctrl-C, --minutes, or any other end, the same command continues.
     """
     _check_used(given_options(context), fine_tunes=base is not None)
     from mlff_triton.training.labels import Labels, parse_keys
@@ -103,10 +105,12 @@ def train(
         patience=patience,
         seed=seed,
     )
+    if minutes is not None and not minutes > 0:
+        raise InputError(f"--minutes must be above 0, not {minutes:g}")
     begin: Architecture | Base = Architecture(channels, layers, rbf, cutoff, zbl)
     if base is not None:
         begin = Base(base, references)
-    _run(data, out, begin, settings, device=device, overwrite=overwrite)
+    _run(data, out, begin, settings, minutes, device=device, overwrite=overwrite)
 
 
 def _check_used(given: dict[str, Any], *, fine_tunes: bool) -> None:
@@ -121,20 +125,35 @@ def _check_used(given: dict[str, Any], *, fine_tunes: bool) -> None:
         raise InputError("--replay-weight needs --replay FILE")
 
 
-def _run(data: Data, out: Path, begin: Architecture | Base, settings: Settings, **how: Any) -> None:
+def _run(
+    data: Data,
+    out: Path,
+    begin: Architecture | Base,
+    settings: Settings,
+    minutes: float | None,
+    **how: Any,
+) -> None:
     """Train with a progress bar, print a table, and exit with the right code."""
     from mlff_triton._common.interrupt import StopRequest
     from mlff_triton.training.outputs import OUTPUTS
     from mlff_triton.training.run import train_files
 
     console, plain = Console(), plain_console()
-    with StopRequest() as stop, _Progress(console) as progress:
+    deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    with StopRequest() as is_interrupted, _Progress(console) as progress:
+
+        def stop() -> bool:
+            return is_interrupted() or time.monotonic() > deadline
+
         result = train_files(
             data, out, begin, settings, say=plain.print, show=progress, stop=stop, **how
         )
     trainer = result.trainer
     if not result.errors:
-        complain(f"stopped at step {trainer.step} of {trainer.steps}: the same command continues")
+        complain(
+            f"stopped at step {trainer.step} of {trainer.steps}, {progress.remaining(trainer)}: "
+            "the same command continues"
+        )
         raise typer.Exit(EXIT_INTERRUPTED)
     if trainer.is_stopped_early:
         plain.print(
@@ -151,6 +170,7 @@ class _Progress:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._bar: ProgressBar | None = None
+        self._first, self._began = 0, math.inf
 
     def __enter__(self) -> _Progress:
         return self
@@ -168,12 +188,12 @@ class _Progress:
             self._first, self._began = trainer.step, time.monotonic()
         epochs = f"epoch {trainer.step // trainer.steps_per_epoch} of {trainer.settings.epochs}"
         state = f"{epochs}, {trainer.log[-1].text()}"
-        self._bar.show(trainer.step, state, f"{state}, {self._remaining(trainer)}")
+        self._bar.show(trainer.step, state, f"{state}, {self.remaining(trainer)}")
 
-    def _remaining(self, trainer: Trainer) -> str:
+    def remaining(self, trainer: Trainer) -> str:
         """Return the remaining time in words, by the speed so far."""
         steps = trainer.step - self._first
-        if not steps:
+        if self._bar is None or not steps:
             return "speed unknown"
         seconds = (time.monotonic() - self._began) / steps * (trainer.steps - trainer.step)
         return f"about {duration(seconds)} left"

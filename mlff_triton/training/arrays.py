@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,37 @@ from mlff_triton.training.labels import Labels
 
 NPZ, HDF5 = (".npz",), (".h5", ".hdf5")
 OF_ATOMS = {"numbers", "positions", "forces"}
-OF_FRAMES = {"energy", "stress", "charge", "group", "split", "cell", "pbc"}
+OF_FRAMES = {"energy", "stress", "charge", "group", "split", "weight", "cell", "pbc"}
 LAYOUTS = "[C, N, 3] for C structures of the same size, or [N, 3] with the numbers n_atoms [C]"
 
 
-def array_frames(path: Path, labels: Labels) -> Iterator[dict[str, Any]]:
-    """Yield the structures of a file of arrays, as labels by the names in `NAMES`.
+@dataclass(frozen=True)
+class Table:
+    """The arrays of C structures in a file, in its units.
+
+    Attributes
+    ----------
+    start : int64 [C + 1]
+        First atom of each structure, with the total at the end.
+    arrays : dict of arrays
+        Labels by the names in `NAMES`: those in `OF_ATOMS` have a row per atom, all others have one
+        per structure.
+    """
+
+    start: Array
+    arrays: dict[str, Array]
+
+    def __len__(self) -> int:
+        return len(self.start) - 1
+
+    def frame(self, k: int) -> dict[str, Any]:
+        """Return the labels of one structure."""
+        atoms = slice(self.start[k], self.start[k + 1])
+        return {label: a[atoms if label in OF_ATOMS else k] for label, a in self.arrays.items()}
+
+
+def array_tables(path: Path, labels: Labels) -> Iterator[Table]:
+    """Yield the structures of a file of arrays.
 
     Raises
     ------
@@ -33,7 +59,7 @@ def array_frames(path: Path, labels: Labels) -> Iterator[dict[str, Any]]:
     name = printable(path)
     try:
         for group, found in tables(path, labels):
-            yield from _frames_of(found, group)
+            yield _table_of(found, group)
     except InputError as error:
         raise InputError(f"{name}: {error}") from error
     except Exception as error:
@@ -69,8 +95,8 @@ def _read(h5py: Any, node: Any) -> Array:
     return np.asarray(node.asstr()[()] if is_text else node[()])
 
 
-def _frames_of(found: dict[str, Any], group: str) -> Iterator[dict[str, Any]]:
-    """Yield the structures of one set of arrays."""
+def _table_of(found: dict[str, Any], group: str) -> Table:
+    """Return the structures of one set of arrays, which belong to a group."""
     for label in ("numbers", "positions"):
         if label not in found:
             raise InputError(f"it has no array of {label}: name it with --key {label}=NAME")
@@ -86,10 +112,8 @@ def _frames_of(found: dict[str, Any], group: str) -> Iterator[dict[str, Any]]:
     arrays.setdefault("cell", np.zeros((count, 3, 3)))
     arrays.setdefault("pbc", np.zeros((count, 3), dtype=bool))
     arrays.pop("n_atoms", None)
-    for k in range(count):
-        atoms = slice(start[k], start[k + 1])
-        frame = {label: a[atoms if label in OF_ATOMS else k] for label, a in arrays.items()}
-        yield {"group": group, **frame}
+    arrays.setdefault("group", np.full(count, group, dtype=object))
+    return Table(start, arrays)
 
 
 def _starts(arrays: Mapping[str, Array]) -> Array:

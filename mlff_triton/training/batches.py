@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlff_triton.errors import InputError
-from mlff_triton.neighbors.graph import Graph, concatenate
-from mlff_triton.neighbors.neighbor_list import neighbor_list
+from mlff_triton.neighbors.graph import Graph
 from mlff_triton.training.frames import Array, Frames
-from mlff_triton.training.padding import pad_batch, pad_graph
+from mlff_triton.training.neighbor_lists import neighbor_lists
+from mlff_triton.training.padding import fill_batch, pad_graph
 
 LISTED = ("row_ptr", "senders", "shifts", "reverse")  # tensors of a neighbor list
 PER_STRUCTURE = ("energy", "q", "cell", "virial", "virial_mask", "weight")
 SIGMAS = 4  # standard deviations of the size of batches that a padded size covers
+CPU = torch.device("cpu")
 GROWTH = 1.25  # from one padded size to the next
 
 Batch = dict[str, Tensor]
@@ -61,7 +61,7 @@ class Size:
 
 
 class GraphData:
-    """Structures with their neighbor lists, on the CPU.
+    """Structures with their neighbor lists.
 
     Parameters
     ----------
@@ -69,8 +69,9 @@ class GraphData:
         The structures.
     cutoff : float
         Cutoff of the neighbor lists in Å.
-    weight : float64 [C], optional
-        Weight of each structure in the loss; 1 by default.
+    device : torch.device
+        Device of the batches. On a GPU, the structures are kept on it as well, unless they fill
+        more than half of its free memory. Then batches are made on the CPU, and copied.
 
     Raises
     ------
@@ -78,12 +79,14 @@ class GraphData:
         If a structure has no neighbor list, since two atoms coincide, for example.
     """
 
-    def __init__(self, frames: Frames, cutoff: float, weight: Tensor | None = None) -> None:
+    def __init__(self, frames: Frames, cutoff: float, device: torch.device = CPU) -> None:
         self.frames = frames
-        self.numbers = torch.from_numpy(frames.numbers)
-        self.positions = torch.from_numpy(frames.positions)
-        self.forces = torch.from_numpy(frames.forces)
-        self.atom_start = torch.from_numpy(frames.start)
+        self.device = device
+        self._of_atoms = {
+            "z": torch.from_numpy(frames.numbers),
+            "pos": torch.from_numpy(frames.positions),
+            "forces": torch.from_numpy(frames.forces),
+        }
         volume = np.abs(np.linalg.det(frames.cell))
         virial = frames.stress * volume[:, None, None]
         known = frames.has_stress
@@ -93,11 +96,13 @@ class GraphData:
             "cell": torch.from_numpy(frames.cell),
             "virial": torch.from_numpy(np.where(known[:, None, None], virial, 0.0)),
             "virial_mask": torch.from_numpy(known),
-            "weight": torch.ones(len(frames), dtype=torch.float64) if weight is None else weight,
+            "weight": torch.from_numpy(frames.weight),
         }
-        graphs = [_graph(frames, k, cutoff) for k in range(len(frames))]
-        self.edge_start = torch.tensor([0] + [graph.n_edges for graph in graphs]).cumsum(0)
-        self.graph = concatenate(graphs)
+        self._graph, edge_start = neighbor_lists(frames, cutoff)
+        self._starts = torch.from_numpy(frames.start), edge_start
+        self._sizes = self._starts[0].diff(), self._starts[1].diff()  # on the host
+        if device.type == "cuda" and 2 * self._bytes < torch.cuda.mem_get_info(device)[0]:
+            self._move(device)
 
     def shift_energies(self, chosen: Array, elements: Sequence[int], energies: Array) -> None:
         """Add an energy of each atom, by its element, to the labels of some structures.
@@ -114,11 +119,22 @@ class GraphData:
         energy = self.frames.energy.copy()
         energy[chosen] += (self.frames.counts(elements) @ energies)[chosen]
         self.frames = replace(self.frames, energy=energy)
-        self._of_structures["energy"] = torch.from_numpy(energy)
+        self._of_structures["energy"].copy_(torch.from_numpy(energy))
 
     def size(self, count: int) -> Size:
         """Return a size that nearly all batches of ``count`` structures fit in."""
-        return Size.of_most(self.atom_start.diff(), self.edge_start.diff(), count)
+        return Size.of_most(*self._sizes, count)
+
+    def parts(self, chosen: Tensor, most: int) -> Iterator[Tensor]:
+        """Cut structures into batches of at most ``most`` edges, or of single structures."""
+        n_atoms, n_edges = self._sizes
+        total = torch.maximum(n_atoms, n_edges)[chosen].cumsum(0)
+        first, before = 0, 0
+        while first < len(chosen):
+            last = int(torch.searchsorted(total, before + most, right=True))
+            last = max(first + 1, last)
+            yield chosen[first:last]
+            first, before = last, int(total[last - 1])
 
     def batch(self, chosen: Tensor, size: Size | None = None) -> Batch:
         """Take some structures, with their atoms and edges renumbered.
@@ -130,22 +146,46 @@ class GraphData:
         size : Size, optional
             Size to which the batch is padded, or to the first one of its series that is large
             enough. Without it, there is no filler.
+
+        Returns
+        -------
+        Batch
+            Tensors on the device. The host does not wait for a GPU that has the structures.
         """
-        atoms, system, graph = take(self.graph, self.atom_start, self.edge_start, chosen)
-        batch = {
-            "z": self.numbers[atoms],
-            "pos": self.positions[atoms],
-            "batch": system,
-            "forces": self.forces[atoms],
-            **{name: tensor[chosen] for name, tensor in self._of_structures.items()},
-        }
-        own = Size(len(atoms), len(chosen), graph.n_edges)
+        n_atoms, n_edges = (int(sizes[chosen].sum()) for sizes in self._sizes)
+        own = Size(n_atoms, len(chosen), n_edges)
         padded = own if size is None else size
         while not own.fits(padded):
             padded = padded.grown()
-        batch = pad_batch(batch, padded.atoms, padded.structures, per_molecule=PER_STRUCTURE)
+        here = self._starts[0].device
+        if here.type == "cuda":
+            chosen = chosen.pin_memory().to(here, non_blocking=True)
+        atoms, system, graph = take(self._graph, *self._starts, chosen, own)
+        batch = {
+            "batch": system,
+            **{name: t.index_select(0, atoms) for name, t in self._of_atoms.items()},
+            **{name: t.index_select(0, chosen) for name, t in self._of_structures.items()},
+        }
+        size_of = padded.atoms, padded.structures
+        batch = fill_batch(batch, len(chosen), *size_of, per_molecule=PER_STRUCTURE)
         graph = pad_graph(graph, padded.atoms, padded.edges)
-        return batch | {name: getattr(graph, name) for name in LISTED}
+        batch |= {name: getattr(graph, name) for name in LISTED}
+        return {name: tensor.to(self.device) for name, tensor in batch.items()}
+
+    @property
+    def _bytes(self) -> int:
+        tensors = (
+            *self._of_atoms.values(),
+            *self._of_structures.values(),
+            *vars(self._graph).values(),
+        )
+        return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+    def _move(self, device: torch.device) -> None:
+        for tensors in (self._of_atoms, self._of_structures):
+            tensors.update({name: tensor.to(device) for name, tensor in tensors.items()})
+        self._starts = self._starts[0].to(device), self._starts[1].to(device)
+        self._graph = self._graph.map(lambda tensor: _moved(tensor, device))
 
 
 def shuffled(chosen: Tensor, size: int, seed: int, start: int) -> Iterator[Tensor]:
@@ -166,7 +206,7 @@ def shuffled(chosen: Tensor, size: int, seed: int, start: int) -> Iterator[Tenso
 
 
 def take(
-    graph: Graph, atom_start: Tensor, edge_start: Tensor, chosen: Tensor
+    graph: Graph, atom_start: Tensor, edge_start: Tensor, chosen: Tensor, size: Size | None = None
 ) -> tuple[Tensor, Tensor, Graph]:
     """Take the neighbor lists of some structures, with their atoms and edges renumbered.
 
@@ -178,6 +218,8 @@ def take(
         First atom and first edge of each structure, with the totals at the end.
     chosen : int64 [B]
         Their indices.
+    size : Size, optional
+        Their numbers of atoms and edges, without which the host waits for a GPU.
 
     Returns
     -------
@@ -186,22 +228,23 @@ def take(
     Graph
         Neighbor list of these atoms.
     """
-    atoms, system = ragged_range(atom_start, chosen)
-    edges, edge_system = ragged_range(edge_start, chosen)
+    n_atoms, n_edges = (None, None) if size is None else (size.atoms, size.edges)
+    atoms, system = ragged_range(atom_start, chosen, n_atoms)
+    edges, edge_system = ragged_range(edge_start, chosen, n_edges)
     first_atom, first_edge = _starts(atom_start, chosen), _starts(edge_start, chosen)
-    atom_shift = (first_atom - atom_start[chosen])[edge_system]
-    edge_shift = (first_edge - edge_start[chosen])[edge_system]
-    counts = graph.row_ptr.diff()[atoms]
+    atom_shift = (first_atom - atom_start[chosen]).index_select(0, edge_system)
+    edge_shift = (first_edge - edge_start[chosen]).index_select(0, edge_system)
+    counts = graph.row_ptr[atoms + 1] - graph.row_ptr[atoms]
     taken = Graph(
         row_ptr=torch.cat([counts.new_zeros(1), counts.cumsum(0)]),
-        senders=graph.senders[edges] + atom_shift,
-        shifts=graph.shifts[edges],
-        reverse=graph.reverse[edges] + edge_shift,
+        senders=graph.senders.index_select(0, edges) + atom_shift,
+        shifts=_taken_shifts(graph.shifts, edges),
+        reverse=graph.reverse.index_select(0, edges) + edge_shift,
     )
     return atoms, system, taken
 
 
-def ragged_range(start: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+def ragged_range(start: Tensor, rows: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
     """Concatenate ``range(start[r], start[r + 1])`` over the rows.
 
     Parameters
@@ -210,33 +253,46 @@ def ragged_range(start: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         Boundaries of all rows.
     rows : int64 [B]
         Indices of the rows to take.
+    total : int, optional
+        Number of members, without which the host waits for a GPU.
 
     Returns
     -------
     members, owner : int64
         The concatenated ranges, and the index in ``rows`` of each member.
     """
-    lengths = start.diff()[rows]
-    owner = torch.arange(len(rows), device=rows.device).repeat_interleave(lengths)
+    lengths = _lengths(start, rows)
+    owner = torch.arange(len(rows), device=rows.device).repeat_interleave(
+        lengths, output_size=total
+    )
     offset = start[rows] - _starts(start, rows)
-    return torch.arange(len(owner), device=rows.device) + offset[owner], owner
+    return torch.arange(len(owner), device=rows.device) + offset.index_select(0, owner), owner
 
 
 def _starts(start: Tensor, rows: Tensor) -> Tensor:
     """Return the start of each row after the rows are concatenated."""
-    lengths = start.diff()[rows]
+    lengths = _lengths(start, rows)
     return lengths.cumsum(0) - lengths
+
+
+def _lengths(start: Tensor, rows: Tensor) -> Tensor:
+    return start[rows + 1] - start[rows]
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to a device; rows that share memory still do."""
+    is_shared = tensor.stride(0) == 0
+    return tensor[:1].to(device).expand_as(tensor) if is_shared else tensor.to(device)
+
+
+def _taken_shifts(shifts: Tensor, edges: Tensor) -> Tensor:
+    """Return the translations of some edges, which may share one row."""
+    if shifts.stride(0) == 0:
+        return shifts[:1].long().expand(len(edges), 3)
+    return shifts[edges].long()
 
 
 def _bound(sizes: Tensor, count: int) -> int:
     """Return a bound of the sum of ``count`` sizes, which are drawn at random."""
     mean, spread = float(sizes.mean()), float(sizes.std(correction=0))
     return math.ceil(count * mean + SIGMAS * math.sqrt(count) * spread)
-
-
-def _graph(frames: Frames, k: int, cutoff: float) -> Graph:
-    atoms = slice(frames.start[k], frames.start[k + 1])
-    try:
-        return neighbor_list(frames.positions[atoms], cutoff, frames.cell[k], frames.pbc[k])
-    except InputError as error:
-        raise InputError(f"{frames.name[k]}: {error}") from error

@@ -39,9 +39,9 @@ def checked_frame(name: str, found: Mapping[str, Any], labels: Labels) -> Frame:
     BadFrameError
         If a label is missing, has the wrong shape or is not finite.
     """
-    numbers = found["numbers"]
-    n = len(numbers)
-    if n == 0 or numbers.min() < 1 or numbers.max() > MAX_ATOMIC_NUMBER:
+    n = len(found["numbers"])
+    numbers = _numbers(found["numbers"], "numbers", (n,))
+    if n == 0 or not are_elements(numbers).all():
         raise BadFrameError("it has no atoms, or an atom without an element")
     for label in ("energy", "forces"):
         if label not in found:
@@ -57,13 +57,16 @@ def checked_frame(name: str, found: Mapping[str, Any], labels: Labels) -> Frame:
     charge = float(_numbers(found.get("charge", 0), "charge", ()))
     if charge != round(charge):
         raise BadFrameError(f"its charge is {charge:g}, which is not an integer")
+    weight = float(_numbers(found.get("weight", 1), "weight", ()))
+    if weight <= 0:
+        raise BadFrameError(f"its weight is {weight:g}, and only one above 0 has a meaning")
     pbc = np.broadcast_to(np.asarray(found["pbc"], dtype=bool), 3)
     cell = _numbers(found["cell"], "cell", (3, 3)) * labels.length
     if pbc.any() and not cell[pbc].any(axis=1).all():
         raise BadFrameError("it is periodic in a direction without a lattice vector")
     return Frame(
         name=name,
-        numbers=np.asarray(numbers, dtype=np.int64),
+        numbers=numbers.astype(np.int64),
         positions=_numbers(found["positions"], "positions", (n, 3)) * labels.length,
         cell=cell,
         pbc=pbc,
@@ -71,9 +74,15 @@ def checked_frame(name: str, found: Mapping[str, Any], labels: Labels) -> Frame:
         energy=float(_numbers(found["energy"], "energy", ())) * labels.energy,
         forces=forces,
         stress=_stress(found.get("stress"), bool(pbc.all())) * labels.stress,
-        group=one_line(found.get("group", "")) or formula(numbers),
+        group=one_line(found.get("group", "")) or formula(numbers.astype(np.int64)),
         split=one_line(found.get("split", "")),
+        weight=weight,
     )
+
+
+def are_elements(numbers: Array) -> Array:
+    """Return True for atomic numbers of elements."""
+    return np.asarray((numbers >= 1) & (numbers <= MAX_ATOMIC_NUMBER) & (numbers % 1 == 0))
 
 
 def _numbers(given: Any, label: str, shape: tuple[int, ...]) -> Array:

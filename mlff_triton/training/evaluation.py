@@ -10,9 +10,11 @@ from torch import Tensor
 
 from mlff_triton.model.config import SYMBOLS
 from mlff_triton.model.tensornet import TensorNet
-from mlff_triton.training.batches import Batch, GraphData
+from mlff_triton.training.batches import GraphData
 from mlff_triton.training.frames import Array, Frames
 from mlff_triton.training.loss import Loss, errors_of
+
+MOST_VALUES = 2**24  # edges times channels of a batch, which take 4 GB
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Errors:
     stress : float64 [C, 3, 3]
         Errors of stresses in eV/Å^3; NaN where none is known.
     loss : float
-        Mean of the losses of batches; 0 if none was asked for.
+        The loss of all structures together; 0 if none was asked for.
     """
 
     frames: Frames
@@ -56,20 +58,22 @@ class Errors:
 
     def by_group(self) -> dict[str, tuple[Array, Array]]:
         """Return errors of energies per atom [n] and of forces [n, 3] by the names of groups."""
-        found = {}
-        owner = self.frames.group[self.frames.owner]
-        for name in sorted(set(self.frames.group)):
-            found[str(name)] = (
-                self.per_atom[self.frames.group == name],
-                self.forces[owner == name],
-            )
-        return found
+        names, group = np.unique(self.frames.group, return_inverse=True)
+        order, frames = _by_key(group, len(names))
+        of_atoms, atoms = _by_key(group[self.frames.owner], len(names))
+        energies = np.split(self.per_atom[order], frames)
+        forces = np.split(self.forces[of_atoms], atoms)
+        return dict(zip(map(str, names), zip(energies, forces, strict=True), strict=True))
 
 
 def evaluate(
-    model: TensorNet, data: GraphData, chosen: Tensor, size: int, loss: Loss | None = None
+    model: TensorNet,
+    data: GraphData,
+    chosen: Tensor,
+    loss: Loss | None = None,
+    most: int = MOST_VALUES,
 ) -> Errors:
-    """Compute the errors of a model on some structures.
+    """Compute the errors of a model on some structures, which are on its device.
 
     Parameters
     ----------
@@ -79,22 +83,22 @@ def evaluate(
         The structures.
     chosen : int64 [C]
         Indices of those to evaluate.
-    size : int
-        Structures per batch.
     loss : Loss, optional
-        A loss to average.
+        A loss to compute.
+    most : int
+        Edges times channels of a batch, which the memory that it takes is proportional to.
 
     Returns
     -------
     Errors
     """
-    results, losses = [], []
-    for some in chosen.split(size):
-        batch = on_device_of(model, data.batch(some))
+    results, sums = [], []
+    for some in data.parts(chosen, most // model.config.hidden_channels):
+        batch = data.batch(some)
         errors = errors_of(model, batch, create_graph=False)
         results.append([errors.energy, errors.forces.double(), errors.virial])
         if loss is not None:
-            losses.append(float(loss.of(errors, batch)) * len(some))
+            sums.append(loss.sums(errors, batch))
     frames = data.frames.select(chosen.numpy())
     energy, forces, virial = (
         torch.cat(list(column)).cpu().numpy() for column in zip(*results, strict=True)
@@ -102,12 +106,13 @@ def evaluate(
     volume = np.abs(np.linalg.det(frames.cell))[:, None, None]
     known = frames.has_stress[:, None, None]
     stress = np.divide(virial, volume, out=np.full_like(virial, np.nan), where=known)
-    return Errors(frames, energy, forces, stress, sum(losses) / len(chosen))
+    value = 0.0 if loss is None else float(loss.total(torch.stack(sums).sum(0)))
+    return Errors(frames, energy, forces, stress, value)
 
 
-def on_device_of(model: TensorNet, batch: Batch) -> Batch:
-    """Copy a batch to the device of a model."""
-    return {name: tensor.to(model.std.device) for name, tensor in batch.items()}
+def _by_key(keys: Array, count: int) -> tuple[Array, Array]:
+    """Return the order that sorts by keys below a count, and where each but the first begins."""
+    return np.argsort(keys, kind="stable"), np.cumsum(np.bincount(keys, minlength=count))[:-1]
 
 
 def mae(errors: Array) -> float:

@@ -33,6 +33,11 @@ class Frame(NamedTuple):
     stress: Array
     group: str
     split: str
+    weight: float = 1.0
+
+
+OF_ATOMS = ("numbers", "positions", "forces")
+"""Fields of `Frames` with a row per atom; all others but ``start`` have one per structure."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,8 @@ class Frames:
         Stresses in eV/Å^3, positive under tension; NaN where unknown.
     name, group, split : str [C]
         Names for messages, groups for reports, and the split that a file gives, or nothing.
+    weight : float64 [C]
+        Weights in the loss.
 
     Examples
     --------
@@ -81,6 +88,7 @@ class Frames:
     name: Array
     group: Array
     split: Array
+    weight: Array
 
     def __len__(self) -> int:
         return len(self.energy)
@@ -103,11 +111,14 @@ class Frames:
             name=np.array(columns.name, dtype=object),
             group=np.array(columns.group, dtype=object),
             split=np.array(columns.split, dtype=object),
+            weight=np.array(columns.weight, dtype=np.float64),
         )
 
     @classmethod
     def join(cls, parts: Sequence[Frames]) -> Frames:
         """Join sets of structures."""
+        if len(parts) == 1:
+            return parts[0]
         offsets = np.cumsum([0] + [len(part.numbers) for part in parts])
         starts = [part.start[1:] + offset for part, offset in zip(parts, offsets, strict=False)]
         joined = {
@@ -146,17 +157,18 @@ class Frames:
 
     def atoms_of(self, chosen: Array) -> Array:
         """Return the indices of the atoms of structures, in their order."""
-        ranges = [np.arange(self.start[k], self.start[k + 1]) for k in chosen]
-        return np.concatenate([np.zeros(0, dtype=np.int64), *ranges])
+        lengths = self.n_atoms[chosen]
+        ends = np.cumsum(lengths)
+        first = np.repeat(self.start[:-1][chosen] - (ends - lengths), lengths)
+        return np.asarray(first + np.arange(len(first)))
 
     def select(self, chosen: Array) -> Frames:
         """Return some structures, by their indices."""
         atoms = self.atoms_of(chosen)
-        names = [field.name for field in fields(self)]
-        of_atoms = {name: getattr(self, name)[atoms] for name in names[:3]}
-        of_frames = {name: getattr(self, name)[chosen] for name in names[4:]}
         start = np.concatenate([[0], np.cumsum(self.n_atoms[chosen])])
-        return Frames(start=start, **of_atoms, **of_frames)
+        names = [field.name for field in fields(self) if field.name != "start"]
+        rows = {name: atoms if name in OF_ATOMS else chosen for name in names}
+        return Frames(start=start, **{name: getattr(self, name)[rows[name]] for name in names})
 
     @property
     def fingerprint(self) -> str:

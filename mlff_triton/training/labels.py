@@ -19,6 +19,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "charge": ("charge", "total_charge"),
     "group": ("group", "config_type"),
     "split": ("split",),
+    "weight": ("weight", "config_weight"),
     "numbers": ("numbers", "atomic_numbers", "nuclear_charges", "z"),
     "positions": ("positions", "coordinates", "coords", "R"),
     "cell": ("cell", "lattice"),

@@ -123,20 +123,35 @@ class Loss:
 
     def of(self, errors: BatchErrors, batch: Batch) -> Tensor:
         """Return the loss of errors on a batch."""
+        return self.total(self.sums(errors, batch))
+
+    def sums(self, errors: BatchErrors, batch: Batch) -> Tensor:
+        """Return the sums that the loss is made of, which add up over batches.
+
+        Returns
+        -------
+        float64 [2, 3]
+            Penalties with their weights, and the weights: of energies, forces and virials.
+        """
         counts = errors.n_atoms
         weight = batch["weight"] * batch["molecule_mask"]
         atom_weight = weight[batch["batch"]] * batch["atom_mask"]
         virial_weight = weight * batch["virial_mask"]
         virial = errors.virial.flatten(1).square().mean(1).add(TINY).sqrt() / counts
         parts = (
-            (self.energy, (errors.energy / counts).abs(), weight),
-            (self.forces, errors.forces.double().square().sum(1).add(TINY).sqrt(), atom_weight),
-            (self.stress, virial, virial_weight),
+            ((errors.energy / counts).abs(), weight),
+            (errors.forces.double().square().sum(1).add(TINY).sqrt(), atom_weight),
+            (virial, virial_weight),
         )
-        losses = [
-            scale * (self._penalty(sizes) * weights).sum() / weights.sum().clamp(min=1e-9)
-            for scale, sizes, weights in parts
-        ]
+        penalties = [(self._penalty(sizes) * weights).sum() for sizes, weights in parts]
+        return torch.stack([*penalties, *(weights.sum() for _, weights in parts)]).view(2, -1)
+
+    def total(self, sums: Tensor) -> Tensor:
+        """Return the loss of all batches whose sums were added up."""
+        penalties, weights = sums
+        scales = (self.energy, self.forces, self.stress)
+        means = (penalties / weights.clamp(min=1e-9)).unbind()
+        losses = [scale * mean for scale, mean in zip(scales, means, strict=True)]
         return torch.stack(losses).sum()
 
     def _penalty(self, sizes: Tensor) -> Tensor:

@@ -69,7 +69,37 @@ def pad_batch(
     >>> error.square().sum() / padded["molecule_mask"].sum()  # the mean over molecules
     tensor(4.)
     """
-    atoms, molecules = _check(batch, per_molecule)
+    _, molecules = _check(batch, per_molecule)
+    return fill_batch(batch, molecules, n_atoms, n_molecules, per_molecule=per_molecule)
+
+
+def fill_batch(
+    batch: Mapping[str, Tensor],
+    molecules: int,
+    n_atoms: int,
+    n_molecules: int,
+    *,
+    per_molecule: Collection[str],
+) -> dict[str, Tensor]:
+    """Pad a batch as `pad_batch` does, without reading its tensors, which may be on a GPU.
+
+    Parameters
+    ----------
+    batch : dict of str to Tensor
+        A batch that `pad_batch` takes.
+    molecules : int
+        Number of molecules of the batch.
+    n_atoms, n_molecules : int
+        Numbers of atoms and molecules of the result.
+    per_molecule : collection of str
+        Names of tensors with a row per molecule.
+
+    Raises
+    ------
+    InputError
+        If the batch does not fit.
+    """
+    atoms = len(batch["z"])
     spare_atoms, spare_molecules = n_atoms - atoms, n_molecules - molecules
     if spare_atoms < 0 or spare_molecules < 0:
         raise InputError(

@@ -12,7 +12,7 @@ from mlff_triton.training.evaluation import evaluate, rmse
 from mlff_triton.training.frames import Array
 
 
-def fit_references(model: TensorNet, data: GraphData, chosen: Tensor, size: int) -> Array:
+def fit_references(model: TensorNet, data: GraphData, chosen: Tensor) -> Array:
     """Change the energies of the elements so that the model explains the labels best.
 
     The change is the smallest that minimizes the squared errors of energies per atom. Elements that
@@ -23,18 +23,16 @@ def fit_references(model: TensorNet, data: GraphData, chosen: Tensor, size: int)
     model : TensorNet
         The model. Modified in place.
     data : GraphData
-        The structures.
+        The structures, on its device.
     chosen : int64 [C]
         Indices of those to fit to.
-    size : int
-        Structures per batch.
 
     Returns
     -------
     float64 [elements]
         Change of the energy of each element in eV.
     """
-    errors = evaluate(model, data, chosen, size)
+    errors = evaluate(model, data, chosen)
     counts = errors.frames.counts(model.config.elements)
     fractions = counts / errors.frames.n_atoms[:, None]
     change = np.linalg.lstsq(fractions, -errors.per_atom, rcond=None)[0]
@@ -42,7 +40,7 @@ def fit_references(model: TensorNet, data: GraphData, chosen: Tensor, size: int)
     return np.asarray(change)
 
 
-def fit_scale(model: TensorNet, data: GraphData, chosen: Tensor, size: int) -> None:
+def fit_scale(model: TensorNet, data: GraphData, chosen: Tensor) -> None:
     """Set the energies of the elements and the scale of a new network.
 
     The network is left out of the fit: only its nuclear repulsion counts, if it has one. The scale
@@ -50,5 +48,5 @@ def fit_scale(model: TensorNet, data: GraphData, chosen: Tensor, size: int) -> N
     are those of `fit_references`.
     """
     model.std.zero_()
-    fit_references(model, data, chosen, size)
-    model.std.fill_(rmse(evaluate(model, data, chosen, size).forces) or 1.0)
+    fit_references(model, data, chosen)
+    model.std.fill_(rmse(evaluate(model, data, chosen).forces) or 1.0)

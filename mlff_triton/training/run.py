@@ -139,23 +139,18 @@ def train_files(
     _check_known(model, frames)
     recipe = _recipe(data, begin, settings, frames, parts, model)
     facts = _facts(data, begin, parts, model)
-    graphs, change = _graphs(frames, parts, model, data), None
-    train = torch.from_numpy(parts.train)
-    if base is None:
-        fit_scale(model, graphs, train, settings.batch)
-    elif isinstance(begin, Base) and begin.references == "fit":
-        change = fit_references(model, graphs, train, settings.batch)
-    if change is not None and len(parts.replay):
-        graphs.shift_energies(parts.replay, model.config.elements, change)
+    graphs = GraphData(_weighted(frames, parts, data), model.cutoff, target)
     model = model.to(target).train()
-    everything = torch.from_numpy(np.concatenate([parts.train, parts.replay]))
-    trainer = Trainer(model, graphs, everything, torch.from_numpy(parts.valid), settings)
     outputs = Outputs(out, recipe, "\n".join(facts))
     outputs.create()
     with outputs.lock():
         if overwrite:
             outputs.clear()
         state = outputs.load(target)
+        if state is None or len(parts.replay):
+            _fit(model, graphs, parts, begin)
+        everything = torch.from_numpy(np.concatenate([parts.train, parts.replay]))
+        trainer = Trainer(model, graphs, everything, torch.from_numpy(parts.valid), settings)
         if state is not None:
             trainer.load(state)
             say(f"continues after step {trainer.step} of {trainer.steps}")
@@ -164,7 +159,7 @@ def train_files(
             return Result(trainer, {})
         outputs.save(trainer)
         best_model = trainer.best_model
-        errors = _errors(best_model, graphs, parts, settings.batch)
+        errors = _errors(best_model, graphs, parts)
         others = (torch.from_numpy(parts.valid), torch.from_numpy(parts.test))
         trust = learn_and_judge(best_model, graphs, (everything, *others), errors, settings.batch)
         outputs.save_best(trainer, best_model)
@@ -270,17 +265,28 @@ def _recipe(
     }
 
 
-def _graphs(frames: Frames, parts: _Parts, model: TensorNet, data: Data) -> GraphData:
-    weight = torch.ones(len(frames), dtype=torch.float64)
-    weight[torch.from_numpy(parts.replay)] = data.replay_weight
-    return GraphData(frames, model.cutoff, weight)
+def _weighted(frames: Frames, parts: _Parts, data: Data) -> Frames:
+    """Return the structures, with the weight of those to replay."""
+    weight = frames.weight.copy()
+    weight[parts.replay] *= data.replay_weight
+    return dataclasses.replace(frames, weight=weight)
 
 
-def _errors(model: TensorNet, graphs: GraphData, parts: _Parts, size: int) -> dict[str, Errors]:
+def _fit(model: TensorNet, graphs: GraphData, parts: _Parts, begin: Architecture | Base) -> None:
+    """Fit the energies of the elements, and the scale of a new model, to the training set."""
+    train = torch.from_numpy(parts.train)
+    if not isinstance(begin, Base):
+        fit_scale(model, graphs, train)
+    elif begin.references == "fit":
+        change = fit_references(model, graphs, train)
+        graphs.shift_energies(parts.replay, model.config.elements, change)
+
+
+def _errors(model: TensorNet, graphs: GraphData, parts: _Parts) -> dict[str, Errors]:
     """Return the errors of each part; the one that was never looked at comes last."""
     order = ("train", "replay", "valid", "test")
     found = {name: torch.from_numpy(getattr(parts, name)) for name in order}
-    return {name: evaluate(model, graphs, k, size) for name, k in found.items() if len(k)}
+    return {name: evaluate(model, graphs, k) for name, k in found.items() if len(k)}
 
 
 def _facts(data: Data, begin: Architecture | Base, parts: _Parts, model: TensorNet) -> list[str]:

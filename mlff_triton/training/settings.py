@@ -36,7 +36,7 @@ class Data:
         File of structures with labels of the base model's own method, to train on as well; in eV
         and Å, with names that are recognized, as ``mlff-triton predict`` writes them.
     replay_weight : float
-        Their weight in the loss. All others have weight 1.
+        Factor of their weights in the loss.
     skip_bad : bool
         If True, leave out structures that cannot be trained on.
     """

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from mlff_triton._common.files import path_of
 from mlff_triton._common.text import printable
 from mlff_triton.errors import InputError
 from mlff_triton.readers.labeled import labeled_frames
-from mlff_triton.training.arrays import HDF5, NPZ, array_frames
+from mlff_triton.training.arrays import HDF5, NPZ, array_tables
 from mlff_triton.training.checks import BadFrameError, checked_frame
-from mlff_triton.training.frames import Frame, Frames
+from mlff_triton.training.frames import Frames
 from mlff_triton.training.labels import Labels
 from mlff_triton.training.outliers import outliers
+from mlff_triton.training.tables import checked_table
+
+Checked = tuple[Frames | None, list[tuple[str, str]]]
+"""Structures, and names of those that are bad with the reasons."""
 
 
 def read_frames(
@@ -45,34 +50,33 @@ def read_frames(
         and ``skip_bad`` is False: it lacks forces, a label is NaN, or its energy differs from
         those of the others by more than is sane. The line names the first of them.
     """
-    frames: list[Frame] = []
+    parts: list[Frames] = []
     bad: list[tuple[str, str]] = []
     for file in files:
         path = path_of(file)
         if not path.is_file():
             raise InputError(f"there is no file {printable(file)!r} of structures")
-        for k, found in enumerate(_labels_of(path, labels)):
-            name = f"{path}, frame {k}"
-            try:
-                frames.append(_frame(name, found, labels))
-            except BadFrameError as error:
-                bad.append((name, str(error)))
-    total = len(frames) + len(bad)
+        is_array = path.suffix.lower() in (*NPZ, *HDF5)
+        for found, reasons in (_checked_tables if is_array else _checked_frames)(path, labels):
+            parts += [] if found is None else [found]
+            bad += reasons
+    total = sum(map(len, parts)) + len(bad)
     if not total:
         raise InputError(f"{printable(files[0])} contains no structures")
     if not skip_bad:
         _refuse(bad, total)
-    far = outliers(Frames.of(frames)) if frames else {}
-    bad += [(frames[k].name, reason) for k, reason in far.items()]
+    frames = Frames.join(parts) if parts else None
+    far = {} if frames is None else outliers(frames)
+    bad += [] if frames is None else [(frames.name[k], reason) for k, reason in far.items()]
     if not skip_bad:
         _refuse(bad, total)
-    kept = [frame for k, frame in enumerate(frames) if k not in far]
+    if frames is None or len(far) == len(frames):
+        name, reason = bad[0]
+        raise InputError(f"all {total} structures are bad, the first: {name}: {reason}")
     if bad:
         name, reason = bad[0]
-        if not kept:
-            raise InputError(f"all {total} structures are bad, the first: {name}: {reason}")
         say(f"leaves out {len(bad)} of {total} structures, the first: {name}: {reason}")
-    return Frames.of(kept)
+    return frames.select(np.delete(np.arange(len(frames)), list(far))) if far else frames
 
 
 def _refuse(bad: Sequence[tuple[str, str]], total: int) -> None:
@@ -83,21 +87,27 @@ def _refuse(bad: Sequence[tuple[str, str]], total: int) -> None:
         raise InputError(f"{printable(name)}: {reason}{number}. --skip-bad leaves them out")
 
 
-def _labels_of(path: Path, labels: Labels) -> Iterator[dict[str, Any] | str]:
-    """Yield what a file says about each structure, or why it cannot be read."""
-    if path.suffix.lower() in (*NPZ, *HDF5):
-        yield from array_frames(path, labels)
-        return
-    for found in labeled_frames(path):
-        if isinstance(found, str):
-            yield found
-            continue
-        numbers, positions, cell, pbc, values = found
-        own = {"numbers": numbers, "positions": positions, "cell": cell, "pbc": pbc}
-        yield {**labels.find(values), **own}
+def _checked_tables(path: Path, labels: Labels) -> Iterator[Checked]:
+    """Yield the structures of each table in a file of arrays."""
+    first = 0
+    for table in array_tables(path, labels):
+        names = [f"{path}, frame {k}" for k in range(first, first + len(table))]
+        frames, bad = checked_table(table, labels, names)
+        yield frames, [(names[k], reason) for k, reason in bad.items()]
+        first += len(table)
 
 
-def _frame(name: str, found: dict[str, Any] | str, labels: Labels) -> Frame:
-    if isinstance(found, str):
-        raise BadFrameError(found)
-    return checked_frame(name, found, labels)
+def _checked_frames(path: Path, labels: Labels) -> Iterator[Checked]:
+    """Yield all structures of a file that ASE reads."""
+    frames, bad = [], []
+    for k, found in enumerate(labeled_frames(path)):
+        name = f"{path}, frame {k}"
+        try:
+            if isinstance(found, str):
+                raise BadFrameError(found)
+            numbers, positions, cell, pbc, values = found
+            own = {"numbers": numbers, "positions": positions, "cell": cell, "pbc": pbc}
+            frames.append(checked_frame(name, {**labels.find(values), **own}, labels))
+        except BadFrameError as error:
+            bad.append((name, str(error)))
+    yield Frames.of(frames) if frames else None, bad

@@ -16,7 +16,7 @@ from mlff_triton.errors import InputError
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.training.averaging import WeightAverage
 from mlff_triton.training.batches import GraphData, shuffled
-from mlff_triton.training.evaluation import evaluate, on_device_of
+from mlff_triton.training.evaluation import evaluate
 from mlff_triton.training.log import LogRow
 from mlff_triton.training.schedule import learning_rate
 from mlff_triton.training.settings import Settings
@@ -33,7 +33,7 @@ class Trainer:
     model : TensorNet
         The model, on its device.
     data : GraphData
-        All structures.
+        All structures, on that device.
     train, valid : int64 [n]
         Indices of the structures to train on, and to validate with.
     settings : Settings
@@ -136,7 +136,7 @@ class Trainer:
             for group in self._optimizer.param_groups:
                 group["lr"] = self._rate(self.step)
             self._average.prepare(self.step)
-            self._loss_sum += take_step(on_device_of(self.model, self.data.batch(chosen, size)))
+            self._loss_sum += take_step(self.data.batch(chosen, size))
             self.step += 1
             is_saved = self.step % self.steps_per_epoch == 0
             if is_saved:
@@ -183,7 +183,7 @@ class Trainer:
         """Validate, and keep the averaged weights if they are the best."""
         epoch = self.step // self.steps_per_epoch
         model, settings = self._average.model, self.settings
-        errors = evaluate(model, self.data, self.valid, settings.batch, settings.loss)
+        errors = evaluate(model, self.data, self.valid, settings.loss)
         if not math.isfinite(errors.loss) or (epoch and not math.isfinite(train_loss)):
             raise InputError(
                 f"the training has diverged in epoch {epoch}: begin anew with a lower --lr, and "

@@ -65,11 +65,24 @@ def test_the_same_command_continues_after_ctrl_c(train, monkeypatch):
     monkeypatch.setattr(Trainer, "run", interrupted)
     code, _, err = train()
     assert code == 130
-    assert err == "mlff-triton: stopped at step 3 of 6: the same command continues\n"
+    assert err.startswith("mlff-triton: stopped at step 3 of 6, about ")
+    assert err.endswith(" left: the same command continues\n")
     monkeypatch.setattr(Trainer, "run", run_steps)
     code, out, _ = train()
     assert code == 0
     assert "continues after step 3 of 6" in out
+    for name in ("log.csv", "report.md"):
+        assert Path("whole", name).read_bytes() == Path("train", name).read_bytes()
+
+
+def test_a_limit_of_time_stops_like_ctrl_c(train):
+    train("--out", "whole")
+    code, _, err = train("--minutes", 1e-9)
+    assert code == 130
+    assert err.startswith("mlff-triton: stopped at step 0 of 6, speed unknown: the same command")
+    code, out, _ = train("--minutes", 1000)
+    assert code == 0
+    assert "continues after step 0 of 6" in out
     for name in ("log.csv", "report.md"):
         assert Path("whole", name).read_bytes() == Path("train", name).read_bytes()
 
@@ -101,6 +114,8 @@ def test_training_that_stops_early_says_so(train):
         (("--lr", 0), "--lr must be above 0, not 0"),
         (("--lr", -1), "--lr must be above 0, not -1"),
         (("--epochs", 0), "--epochs must be above 0, not 0"),
+        (("--minutes", 0), "--minutes must be above 0, not 0"),
+        (("--minutes", "nan"), "--minutes must be above 0, not nan"),
         (("--decay", 1), "--decay must be at least 0 and below 1, not 1"),
         (("--channels", 0), "hidden_channels=0 must lie in 1..2048"),
         (("--references", "keep"), "--references needs --from MODEL"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import ase.io
@@ -79,12 +80,27 @@ def test_the_loss_by_hand(model, data):
 
 
 def test_structures_without_weight_do_not_count(model, data):
-    weight = torch.ones(len(data.frames), dtype=torch.float64)
+    weight = np.ones(len(data.frames))
     weight[0] = 0
-    weighted = GraphData(data.frames, 4.0, weight)
+    weighted = GraphData(replace(data.frames, weight=weight), 4.0)
     loss = Loss()
     few = loss(model, data.batch(CHOSEN[[0, 2]]))
     assert_within(loss(model, weighted.batch(CHOSEN)).detach(), few.detach(), 1e-9)
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_weights_act_as_repeated_structures(model, data, penalty):
+    weights = np.ones(len(data.frames))
+    weights[6] = 3.0  # a cell, with a stress
+    weighted = GraphData(replace(data.frames, weight=weights), 4.0)
+    repeated = data.batch(torch.cat([CHOSEN, CHOSEN[-1:], CHOSEN[-1:]]))
+    for size in (None, data.size(3)):
+        results = [
+            loss_and_gradients(model, Loss(penalty), batch)
+            for batch in (weighted.batch(CHOSEN, size), repeated)
+        ]
+        for found, expected in zip(*results, strict=True):
+            assert_within(found, expected, 1e-9)
 
 
 @pytest.mark.parametrize("penalty", PENALTIES)
@@ -112,8 +128,8 @@ def test_atoms_without_neighbors(model, tmp_path):
     alone = GraphData(read_frames([tmp_path / "atom.xyz"], Labels()), 4.0)
     values = loss_and_gradients(model, Loss(), alone.batch(torch.tensor([0])))
     assert all(torch.isfinite(value).all() for value in values)
-    fit_references(model, alone, torch.tensor([0]), 8)
-    assert abs(evaluate(model, alone, torch.tensor([0]), 8).energy[0]) < 1e-6
+    fit_references(model, alone, torch.tensor([0]))
+    assert abs(evaluate(model, alone, torch.tensor([0])).energy[0]) < 1e-6
 
 
 def test_losses_that_are_refused():
@@ -134,13 +150,13 @@ def test_every_structure_once_per_epoch_from_any_step():
 
 def test_references_of_the_elements_are_found(model, data):
     chosen = torch.arange(len(data.frames))
-    fit_scale(model, data, chosen, 4)
+    fit_scale(model, data, chosen)
     assert np.allclose(model.references, list(REFERENCES.values()), atol=4)
     assert 0 < float(model.std) < 5
     before = model.references.clone()
-    change = fit_references(model, data, chosen, 4)
+    change = fit_references(model, data, chosen)
     assert np.allclose(model.references, before + torch.from_numpy(change))
-    assert np.abs(fit_references(model, data, chosen, 4)).max() < 1e-6
+    assert np.abs(fit_references(model, data, chosen)).max() < 1e-6
 
 
 def test_elements_without_samples_keep_their_energies(data):
@@ -148,14 +164,14 @@ def test_elements_without_samples_keep_their_energies(data):
     config = TensorNetConfig((1, 29, 47), hidden_channels=8, num_layers=1, num_rbf=6)
     model = TensorNet(config)
     model.references[0] = -13.6
-    assert fit_references(model, data, torch.arange(9), 4)[0] == 0
+    assert fit_references(model, data, torch.arange(9))[0] == 0
     assert float(model.references[0]) == -13.6
 
 
 def test_errors_do_not_depend_on_batches(model, data):
     chosen = torch.tensor([1, 5, 2, 8])
-    whole, parts = (evaluate(model, data, chosen, size, Loss()) for size in (4, 1))
-    for name in ("energy", "forces", "stress"):
+    whole, parts = (evaluate(model, data, chosen, Loss(), most) for most in (10**9, 1))
+    for name in ("energy", "forces", "stress", "loss"):
         assert np.allclose(getattr(whole, name), getattr(parts, name), equal_nan=True)
     assert whole.known_stress.shape == (2, 3, 3)
     assert set(whole.by_element()) <= {"Cu", "Ag"}
