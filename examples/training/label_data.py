@@ -135,8 +135,9 @@ def relative_spread(found: Labels) -> torch.Tensor:
 def row(sample: Sample, found: Labels, spread: torch.Tensor, k: int) -> Arrays:
     """Return one labeled structure, under the names that ``mlff-triton train`` recognizes.
 
-    It ignores the last four. The dipole in e Å is that of the partial charges about the centroid,
-    the spread is `relative_spread`, and the weight falls with it.
+    It uses partial charges and dipole with ``--charges``, and ignores the spread. The dipole in e Å
+    is that of the partial charges about the centroid, the spread is `relative_spread`, and the
+    weight falls with it.
     """
     made = sample.structure
     x = centered(made.positions).astype(np.float32)

@@ -42,6 +42,9 @@ ForceUnit = Annotated[
 StressUnit = Annotated[
     str, typer.Option(help="Of stresses: eV/A^3, GPa or kbar.", rich_help_panel=DATA)
 ]
+DipoleUnit = Annotated[
+    str, typer.Option(help="Of dipoles: e*A, e*Bohr or Debye.", rich_help_panel=DATA)
+]
 Split = Annotated[
     str,
     typer.Option(
@@ -98,6 +101,20 @@ Zbl = Annotated[
         help="Add a nuclear repulsion (ZBL) up to this distance, Å.", rich_help_panel=MODEL
     ),
 ]
+Charges = Annotated[
+    bool,
+    typer.Option(
+        "--charges",
+        help="Make a TensorNet2: partial charges, and their Coulomb energy.",
+        rich_help_panel=MODEL,
+    ),
+]
+CoulombCutoff = Annotated[
+    float | None,
+    typer.Option(
+        help="Of the Coulomb energy, Å; without it, all pairs of atoms.", rich_help_panel=MODEL
+    ),
+]
 LossOption = Annotated[str, typer.Option(help="huber, mae or mse.", rich_help_panel=LOSS)]
 EnergyWeight = Annotated[
     float, typer.Option(help="Weight of energies, 1 / (eV per atom).", rich_help_panel=LOSS)
@@ -107,6 +124,12 @@ ForceWeight = Annotated[
 ]
 StressWeight = Annotated[
     float, typer.Option(help="Weight of virials, 1 / (eV per atom).", rich_help_panel=LOSS)
+]
+ChargeWeight = Annotated[
+    float, typer.Option(help="Weight of partial charges, 1 / e.", rich_help_panel=LOSS)
+]
+DipoleWeight = Annotated[
+    float, typer.Option(help="Weight of dipoles, 1 / (e Å).", rich_help_panel=LOSS)
 ]
 Epochs = Annotated[int, typer.Option(help="Epochs.", rich_help_panel=MOTION)]
 BatchOption = Annotated[int, typer.Option(help="Structures per step.", rich_help_panel=MOTION)]

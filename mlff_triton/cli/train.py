@@ -23,7 +23,15 @@ if TYPE_CHECKING:
     from mlff_triton.training.settings import Architecture, Data, Settings
     from mlff_triton.training.trainer import Trainer
 
-SIZES = ("channels", "layers", "rbf", "cutoff", "zbl")  # options of a new model
+SIZES = (
+    "channels",
+    "layers",
+    "rbf",
+    "cutoff",
+    "zbl",
+    "charges",
+    "coulomb_cutoff",
+)  # options of a new model
 FINE_TUNING = ("references", "replay", "replay_weight")
 LR, LR_OF_FINE_TUNING = 1e-3, 3e-4
 
@@ -41,11 +49,14 @@ def train(
     rbf: options.Rbf = 32,
     cutoff: options.Cutoff = 5.0,
     zbl: options.Zbl = None,
+    charges: options.Charges = False,
+    coulomb_cutoff: options.CoulombCutoff = None,
     key: options.Key = [],  # noqa: B006
     energy_unit: options.EnergyUnit = "eV",
     length_unit: options.LengthUnit = "A",
     force_unit: options.ForceUnit = None,
     stress_unit: options.StressUnit = "eV/A^3",
+    dipole_unit: options.DipoleUnit = "e*A",
     split: options.Split = "random",
     valid: options.Valid = 0.1,
     test: options.Test = 0.0,
@@ -56,6 +67,8 @@ def train(
     energy_weight: options.EnergyWeight = 4.0,
     force_weight: options.ForceWeight = 1.0,
     stress_weight: options.StressWeight = 1.0,
+    charge_weight: options.ChargeWeight = 1.0,
+    dipole_weight: options.DipoleWeight = 1.0,
     epochs: options.Epochs = 200,
     batch: options.BatchOption = 8,
     lr: options.Lr = None,
@@ -68,7 +81,7 @@ def train(
     device: DeviceOption = "auto",
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Train a TensorNet on energies, forces and stresses, or fine-tune one.
+    """Train a TensorNet or TensorNet2 on energies, forces and others, or fine-tune one.
 
     OUT gets model.safetensors, which md and other commands take, log.csv, and a
     report with errors by element and group.
@@ -81,7 +94,7 @@ def train(
     from mlff_triton.training.run import Base
     from mlff_triton.training.settings import Architecture, Data, Settings
 
-    labels = Labels(parse_keys(key), energy_unit, length_unit, force_unit, stress_unit)
+    labels = Labels(parse_keys(key), energy_unit, length_unit, force_unit, stress_unit, dipole_unit)
     data = Data(
         files=tuple(files),
         labels=labels,
@@ -100,14 +113,16 @@ def train(
         lr=lr if lr is not None else LR if base is None else LR_OF_FINE_TUNING,
         warm_up=warm_up,
         decay=decay,
-        loss=Loss(loss, energy_weight, force_weight, stress_weight),
+        loss=Loss(loss, energy_weight, force_weight, stress_weight, charge_weight, dipole_weight),
         max_gradient=max_gradient,
         patience=patience,
         seed=seed,
     )
     if minutes is not None and not minutes > 0:
         raise InputError(f"--minutes must be above 0, not {minutes:g}")
-    begin: Architecture | Base = Architecture(channels, layers, rbf, cutoff, zbl)
+    begin: Architecture | Base = Architecture(
+        channels, layers, rbf, cutoff, zbl, charges, coulomb_cutoff
+    )
     if base is not None:
         begin = Base(base, references)
     _run(data, out, begin, settings, minutes, device=device, overwrite=overwrite)

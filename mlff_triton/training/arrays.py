@@ -17,8 +17,8 @@ from mlff_triton.training.frames import Array
 from mlff_triton.training.labels import Labels
 
 NPZ, HDF5 = (".npz",), (".h5", ".hdf5")
-OF_ATOMS = {"numbers", "positions", "forces"}
-OF_FRAMES = {"energy", "stress", "charge", "group", "split", "weight", "cell", "pbc"}
+OF_ATOMS = {"numbers", "positions", "forces", "charges"}
+OF_FRAMES = {"energy", "stress", "charge", "group", "split", "weight", "dipole", "cell", "pbc"}
 LAYOUTS = "[C, N, 3] for C structures of the same size, or [N, 3] with the numbers n_atoms [C]"
 
 
@@ -130,7 +130,7 @@ def _starts(arrays: Mapping[str, Array]) -> Array:
 
 def _per_atom(array: Array, label: str, n_atoms: int, count: int) -> Array:
     """Return an array with a row per atom of all structures."""
-    width = 1 if label == "numbers" else 3
+    width = 1 if label in ("numbers", "charges") else 3
     if array.size == n_atoms * width:
         flat = array.reshape(n_atoms, -1)
         return flat[:, 0] if width == 1 else flat

@@ -16,7 +16,10 @@ from mlff_triton.training.neighbor_lists import neighbor_lists
 from mlff_triton.training.padding import fill_batch, pad_graph
 
 LISTED = ("row_ptr", "senders", "shifts", "reverse")  # tensors of a neighbor list
-PER_STRUCTURE = ("energy", "q", "cell", "virial", "virial_mask", "weight")
+PER_STRUCTURE = (
+    *("energy", "q", "cell", "virial", "virial_mask", "weight"),
+    *("charges_mask", "dipole", "dipole_mask"),
+)
 SIGMAS = 4  # standard deviations of the size of batches that a padded size covers
 CPU = torch.device("cpu")
 GROWTH = 1.25  # from one padded size to the next
@@ -26,7 +29,8 @@ Batch = dict[str, Tensor]
 
 The keys are those of `pad_batch` with the masks; ``energy`` in eV, ``forces`` in eV/Å, ``virial``
 [B, 3, 3] in eV with ``virial_mask`` where it is known, ``cell`` in Å, ``weight`` in the loss; and
-those of `LISTED`.
+those of `LISTED`. If partial charges or dipoles of any structure are known, also ``charges`` and
+``dipole`` in e Å, with ``charges_mask`` and ``dipole_mask`` [B] where they are.
 """
 
 
@@ -98,6 +102,13 @@ class GraphData:
             "virial_mask": torch.from_numpy(known),
             "weight": torch.from_numpy(frames.weight),
         }
+        if (frames.has_charges | frames.has_dipole).any():
+            self._of_atoms["charges"] = torch.from_numpy(np.nan_to_num(frames.charges))
+            self._of_structures |= {
+                "charges_mask": torch.from_numpy(frames.has_charges),
+                "dipole": torch.from_numpy(np.nan_to_num(frames.dipole)),
+                "dipole_mask": torch.from_numpy(frames.has_dipole),
+            }
         self._graph, edge_start = neighbor_lists(frames, cutoff)
         self._starts = torch.from_numpy(frames.start), edge_start
         self._sizes = self._starts[0].diff(), self._starts[1].diff()  # on the host

@@ -13,6 +13,7 @@ from mlff_triton.model.config import MAX_ATOMIC_NUMBER
 from mlff_triton.training.frames import Array, Frame, formula
 from mlff_triton.training.labels import Labels
 
+CHARGE_TOLERANCE = 0.05  # elementary charges by which partial charges may miss the total charge
 MAX_FORCE = 300.0  # eV/Å; labels above it are wrong, or of atoms that overlap
 VOIGT = ((0, 5, 4), (5, 1, 3), (4, 3, 2))  # positions of xx, yy, zz, yz, xz, xy in a tensor
 
@@ -37,7 +38,8 @@ def checked_frame(name: str, found: Mapping[str, Any], labels: Labels) -> Frame:
     Raises
     ------
     BadFrameError
-        If a label is missing, has the wrong shape or is not finite.
+        If a label is missing, has the wrong shape or is not finite. Partial charges and dipoles may
+        be NaN, for structures without them.
     """
     n = len(found["numbers"])
     numbers = _numbers(found["numbers"], "numbers", (n,))
@@ -77,6 +79,8 @@ def checked_frame(name: str, found: Mapping[str, Any], labels: Labels) -> Frame:
         group=one_line(found.get("group", "")) or formula(numbers.astype(np.int64)),
         split=one_line(found.get("split", "")),
         weight=weight,
+        charges=_charges(found.get("charges"), n, charge),
+        dipole=_dipole(found.get("dipole"), bool(pbc.any()), labels.dipole),
     )
 
 
@@ -98,6 +102,32 @@ def _numbers(given: Any, label: str, shape: tuple[int, ...]) -> Array:
     if not np.isfinite(array).all():
         raise BadFrameError(f"there is NaN or infinity in its {label}")
     return array.reshape(shape)
+
+
+def _charges(given: Any, n: int, charge: float) -> Array | None:
+    """Return partial charges of n atoms, which add up to the total charge; None if unknown."""
+    if given is None or _is_unknown(given):
+        return None
+    charges = _numbers(given, "charges", (n,))
+    if abs(charges.sum() - charge) > CHARGE_TOLERANCE:
+        raise BadFrameError(
+            f"its charges add up to {charges.sum():.4g}, and its total charge is {charge:g}: "
+            "correct them, or name the total charge with --key charge=NAME"
+        )
+    return charges
+
+
+def _dipole(given: Any, is_periodic: bool, unit: float) -> Array | None:
+    """Return a dipole in e Å; None if it is unknown, or not defined since the structure repeats."""
+    if given is None or is_periodic or _is_unknown(given):
+        return None
+    return _numbers(given, "dipole", (3,)) * unit
+
+
+def _is_unknown(given: Any) -> bool:
+    """Return True for an array of NaN."""
+    array = np.asarray(given)
+    return array.dtype.kind == "f" and bool(np.isnan(array).all())
 
 
 def _stress(given: Any, is_periodic: bool) -> Array:

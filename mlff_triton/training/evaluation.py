@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +13,11 @@ from mlff_triton.model.config import SYMBOLS
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.training.batches import GraphData
 from mlff_triton.training.frames import Array, Frames
-from mlff_triton.training.loss import Loss, errors_of
+from mlff_triton.training.loss import BatchErrors, Loss, errors_of
 
-MOST_VALUES = 2**24  # edges times channels of a batch, which take 4 GB
+BYTES = 500  # that a batch takes per edge and channel
+SHARE = 8  # of the memory of a GPU that a batch may take
+HOST_BYTES = 2**29  # that a batch may take on a CPU
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,10 @@ class Errors:
         Errors of forces in eV/Å.
     stress : float64 [C, 3, 3]
         Errors of stresses in eV/Å^3; NaN where none is known.
+    charges : float64 [N]
+        Errors of partial charges in elementary charges; NaN where unknown.
+    dipole : float64 [C, 3]
+        Errors of dipoles in e Å; NaN where unknown.
     loss : float
         The loss of all structures together; 0 if none was asked for.
     """
@@ -39,6 +46,8 @@ class Errors:
     energy: Array
     forces: Array
     stress: Array
+    charges: Array
+    dipole: Array
     loss: float
 
     @property
@@ -51,10 +60,25 @@ class Errors:
         """Errors of the stresses that are known, float64 [K, 3, 3]."""
         return np.asarray(self.stress[self.frames.has_stress])
 
-    def by_element(self) -> dict[str, Array]:
-        """Return the errors of forces by the symbols of the elements, each [n, 3]."""
-        numbers = self.frames.numbers
-        return {SYMBOLS[z]: self.forces[numbers == z] for z in self.frames.elements}
+    @property
+    def known_charges(self) -> Array:
+        """Errors of the partial charges that are known, float64 [K]."""
+        return np.asarray(self.charges[np.isfinite(self.charges)])
+
+    @property
+    def known_dipoles(self) -> Array:
+        """Lengths of the errors of the dipoles that are known, float64 [K]."""
+        lengths = np.linalg.norm(self.dipole, axis=1)
+        return np.asarray(lengths[np.isfinite(lengths)])
+
+    def by_element(self) -> dict[str, tuple[Array, Array]]:
+        """Return errors of forces [n, 3] and known charges [k] by the symbols of the elements."""
+        found = {}
+        for z in self.frames.elements:
+            chosen = self.frames.numbers == z
+            charges = self.charges[chosen]
+            found[SYMBOLS[z]] = self.forces[chosen], charges[np.isfinite(charges)]
+        return found
 
     def by_group(self) -> dict[str, tuple[Array, Array]]:
         """Return errors of energies per atom [n] and of forces [n, 3] by the names of groups."""
@@ -71,7 +95,7 @@ def evaluate(
     data: GraphData,
     chosen: Tensor,
     loss: Loss | None = None,
-    most: int = MOST_VALUES,
+    most: int | None = None,
 ) -> Errors:
     """Compute the errors of a model on some structures, which are on its device.
 
@@ -85,29 +109,48 @@ def evaluate(
         Indices of those to evaluate.
     loss : Loss, optional
         A loss to compute.
-    most : int
-        Edges times channels of a batch, which the memory that it takes is proportional to.
+    most : int, optional
+        Largest number of edges of a batch with more than one structure. By default, a batch takes
+        at most an eighth of the memory of a GPU.
 
     Returns
     -------
     Errors
     """
     results, sums = [], []
-    for some in data.parts(chosen, most // model.config.hidden_channels):
+    for some in data.parts(chosen, most or most_edges(model)):
         batch = data.batch(some)
         errors = errors_of(model, batch, create_graph=False)
-        results.append([errors.energy, errors.forces.double(), errors.virial])
+        results.append([column.double() for column in _columns(errors)])
         if loss is not None:
             sums.append(loss.sums(errors, batch))
     frames = data.frames.select(chosen.numpy())
-    energy, forces, virial = (
+    energy, forces, virial, charges, dipole = (
         torch.cat(list(column)).cpu().numpy() for column in zip(*results, strict=True)
     )
     volume = np.abs(np.linalg.det(frames.cell))[:, None, None]
     known = frames.has_stress[:, None, None]
     stress = np.divide(virial, volume, out=np.full_like(virial, np.nan), where=known)
+    charges = np.where(frames.has_charges[frames.owner], charges, np.nan)
+    dipole = np.where(frames.has_dipole[:, None], dipole, np.nan)
     value = 0.0 if loss is None else float(loss.total(torch.stack(sums).sum(0)))
-    return Errors(frames, energy, forces, stress, value)
+    return Errors(frames, energy, forces, stress, charges, dipole, value)
+
+
+def most_edges(model: TensorNet) -> int:
+    """Return the number of edges of a large batch that fits in memory."""
+    room, device = HOST_BYTES, model.std.device
+    if device.type == "cuda":
+        room = torch.cuda.get_device_properties(device).total_memory // SHARE
+    return room // (BYTES * model.config.hidden_channels)
+
+
+def _columns(errors: BatchErrors) -> tuple[Tensor, ...]:
+    """Return the errors of all labels; NaN for charges and dipoles if the model has none."""
+    charges, dipole = errors.charges, errors.dipole
+    if charges is None or dipole is None:
+        charges, dipole = errors.forces[:, 0] * math.nan, errors.virial[:, 0] * math.nan
+    return errors.energy, errors.forces, errors.virial, charges, dipole
 
 
 def _by_key(keys: Array, count: int) -> tuple[Array, Array]:

@@ -19,7 +19,7 @@ Array = NDArray[Any]
 class Frame(NamedTuple):
     """One labeled structure; shapes and units are those of `Frames`.
 
-    The stress is NaN if it is unknown.
+    The stress is NaN if it is unknown, and partial charges and dipole are None.
     """
 
     name: str
@@ -34,9 +34,11 @@ class Frame(NamedTuple):
     group: str
     split: str
     weight: float = 1.0
+    charges: Array | None = None
+    dipole: Array | None = None
 
 
-OF_ATOMS = ("numbers", "positions", "forces")
+OF_ATOMS = ("numbers", "positions", "forces", "charges")
 """Fields of `Frames` with a row per atom; all others but ``start`` have one per structure."""
 
 
@@ -64,6 +66,10 @@ class Frames:
         Names for messages, groups for reports, and the split that a file gives, or nothing.
     weight : float64 [C]
         Weights in the loss.
+    charges : float64 [N]
+        Partial charges in elementary charges; NaN for all atoms of a structure where unknown.
+    dipole : float64 [C, 3]
+        Dipoles about the origin in e Å; NaN where unknown.
 
     Examples
     --------
@@ -89,6 +95,8 @@ class Frames:
     group: Array
     split: Array
     weight: Array
+    charges: Array
+    dipole: Array
 
     def __len__(self) -> int:
         return len(self.energy)
@@ -98,6 +106,12 @@ class Frames:
         """Gather structures, at least one."""
         columns = Frame(*map(list, zip(*frames, strict=True)))  # type: ignore[arg-type]
         lengths = [len(numbers) for numbers in columns.numbers]
+        unknown = np.full(3, np.nan)
+        charges = [
+            np.full(n, np.nan) if given is None else given
+            for n, given in zip(lengths, columns.charges, strict=True)  # type: ignore[arg-type]
+        ]
+        dipoles = [unknown if given is None else given for given in columns.dipole]  # type: ignore[union-attr]
         return cls(
             numbers=np.concatenate(columns.numbers),
             positions=np.concatenate(columns.positions),
@@ -112,6 +126,8 @@ class Frames:
             group=np.array(columns.group, dtype=object),
             split=np.array(columns.split, dtype=object),
             weight=np.array(columns.weight, dtype=np.float64),
+            charges=np.concatenate(charges),
+            dipole=np.array(dipoles, dtype=np.float64),
         )
 
     @classmethod
@@ -147,6 +163,16 @@ class Frames:
     def has_stress(self) -> Array:
         """True for structures with a stress, bool [C]."""
         return np.asarray(np.isfinite(self.stress).all(axis=(1, 2)))
+
+    @property
+    def has_charges(self) -> Array:
+        """True for structures with partial charges, bool [C]."""
+        return np.asarray(np.isfinite(self.charges[self.start[:-1]]))
+
+    @property
+    def has_dipole(self) -> Array:
+        """True for structures with a dipole, bool [C]."""
+        return np.asarray(np.isfinite(self.dipole).all(axis=1))
 
     def counts(self, elements: Sequence[int]) -> Array:
         """Return the number of atoms of each element in each structure, int64 [C, elements]."""

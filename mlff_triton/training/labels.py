@@ -10,7 +10,7 @@ import numpy as np
 
 from mlff_triton._common.text import short_repr
 from mlff_triton.errors import InputError
-from mlff_triton.units import BOHR, ENERGY_UNITS, EV_PER_A3_TO_GPA, NM
+from mlff_triton.units import BOHR, DEBYE, ENERGY_UNITS, EV_PER_A3_TO_GPA, NM
 
 NAMES: dict[str, tuple[str, ...]] = {
     "energy": ("energy", "energies", "E", "REF_energy"),
@@ -25,8 +25,13 @@ NAMES: dict[str, tuple[str, ...]] = {
     "cell": ("cell", "lattice"),
     "pbc": ("pbc",),
     "n_atoms": ("n_atoms",),
+    "charges": ("charges", "partial_charges", "REF_charges"),
+    "dipole": ("dipole", "REF_dipole"),
 }
 """Names in files by which each label is recognized."""
+
+OF_CHARGES = ("charges", "dipole")
+"""Labels that only models with partial charges are trained on."""
 
 LENGTH_UNITS = {"A": 1.0, "Å": 1.0, "Bohr": BOHR, "nm": NM}  # one unit in Å
 STRESS_UNITS = {
@@ -35,6 +40,7 @@ STRESS_UNITS = {
     "GPa": 1 / EV_PER_A3_TO_GPA,
     "kbar": 0.1 / EV_PER_A3_TO_GPA,
 }
+DIPOLE_UNITS = {"e*A": 1.0, "e*Å": 1.0, "e*Bohr": BOHR, "Debye": DEBYE}
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,10 @@ class Labels:
         of energies and positions.
     stress_unit : {"eV/A^3", "eV/Å^3", "GPa", "kbar"}
         Unit of stresses, which are positive under tension, as in ASE.
+    dipole_unit : {"e*A", "e*Å", "e*Bohr", "Debye"}
+        Unit of dipoles. Partial charges are in elementary charges.
+    with_charges : bool
+        If True, partial charges and dipoles are read.
 
     Raises
     ------
@@ -72,6 +82,8 @@ class Labels:
     length_unit: str = "A"
     force_unit: str | None = None
     stress_unit: str = "eV/A^3"
+    dipole_unit: str = "e*A"
+    with_charges: bool = False
 
     def __post_init__(self) -> None:
         for label in self.keys:
@@ -79,6 +91,7 @@ class Labels:
         _check_known("energy unit", self.energy_unit, ENERGY_UNITS)
         _check_known("length unit", self.length_unit, LENGTH_UNITS)
         _check_known("stress unit", self.stress_unit, STRESS_UNITS)
+        _check_known("dipole unit", self.dipole_unit, DIPOLE_UNITS)
         if self.force_unit is not None:
             energy, _, length = self.force_unit.rpartition("/")
             _check_known("energy in the force unit", energy, ENERGY_UNITS)
@@ -107,6 +120,11 @@ class Labels:
         """Unit of stresses in eV/Å^3."""
         return STRESS_UNITS[self.stress_unit]
 
+    @property
+    def dipole(self) -> float:
+        """Unit of dipoles in e Å."""
+        return DIPOLE_UNITS[self.dipole_unit]
+
     def find(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the labels among the values in a file, by the names in `NAMES`.
 
@@ -117,6 +135,8 @@ class Labels:
         """
         found = {}
         for label in NAMES:
+            if label in OF_CHARGES and not self.with_charges:
+                continue
             name = self._name_of(label, values)
             if name is not None and values[name] is not None:
                 negative = self.keys.get(label, "").startswith("-")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,8 @@ class LogRow:
     """One line of ``log.csv``: the averaged weights after an epoch, in the validation set.
 
     Epoch 0 is the model before training. Errors are mean absolute errors: of energies per atom, of
-    components of forces, and of stresses, which are empty if none is known.
+    components of forces, of stresses, of partial charges, and of the lengths of errors of dipoles.
+    The last three are empty if none is known.
     """
 
     epoch: int
@@ -26,6 +28,8 @@ class LogRow:
     valid_energy_meV_per_atom: float  # noqa: N815
     valid_force_meV_per_A: float  # noqa: N815
     valid_stress_GPa: float  # noqa: N815
+    valid_charge_e: float = math.nan
+    valid_dipole_e_A: float = math.nan  # noqa: N815
 
     @classmethod
     def of(cls, epoch: int, step: int, rate: float, train_loss: float, errors: Errors) -> LogRow:
@@ -39,15 +43,21 @@ class LogRow:
             1000 * mae(errors.per_atom),
             1000 * mae(errors.forces),
             EV_PER_A3_TO_GPA * mae(errors.known_stress),
+            mae(errors.known_charges),
+            mae(errors.known_dipoles),
         )
 
     def text(self) -> str:
         """Return the errors in words."""
-        stress = self.valid_stress_GPa
-        text = (
-            f"{self.valid_energy_meV_per_atom:.3g} meV/atom, {self.valid_force_meV_per_A:.3g} meV/Å"
-        )
-        return text if stress != stress else f"{text}, {stress:.3g} GPa"
+        parts = {
+            "meV/atom": self.valid_energy_meV_per_atom,
+            "meV/Å": self.valid_force_meV_per_A,
+            "GPa": self.valid_stress_GPa,
+            "e": self.valid_charge_e,
+            "e Å": self.valid_dipole_e_A,
+        }
+        known = [f"{value:.3g} {unit}" for unit, value in parts.items() if value == value]
+        return ", ".join(known)
 
 
 def table(rows: Sequence[LogRow]) -> str:

@@ -33,12 +33,18 @@ class BatchErrors(NamedTuple):
         Virials in eV, zero where none is known.
     n_atoms : float64 [B]
         Number of atoms of each structure.
+    charges : float64 [N], optional
+        Partial charges in elementary charges; 0 where none are known.
+    dipole : float64 [B, 3], optional
+        Dipoles in e Å; 0 where none is known.
     """
 
     energy: Tensor
     forces: Tensor
     virial: Tensor
     n_atoms: Tensor
+    charges: Tensor | None = None
+    dipole: Tensor | None = None
 
 
 def errors_of(model: TensorNet, batch: Batch, *, create_graph: bool) -> BatchErrors:
@@ -69,29 +75,39 @@ def errors_of(model: TensorNet, batch: Batch, *, create_graph: bool) -> BatchErr
         n_systems=len(batch["energy"]),  # which a captured step cannot read from the GPU
     )
     ones = torch.ones_like(found.atom_energies)
+    charges = dipole = None
+    if found.charges is not None and "charges" in batch:
+        own = found.charges.double()
+        moments = own[:, None] * batch["pos"]
+        dipole = torch.zeros_like(batch["dipole"]).index_add(0, batch["batch"], moments)
+        dipole = (dipole - batch["dipole"]) * batch["dipole_mask"][:, None]
+        charges = (own - batch["charges"]) * batch["charges_mask"][batch["batch"]]
     return BatchErrors(
         energy=found.energy - batch["energy"],
         forces=found.forces - batch["forces"],
         virial=(found.virial - batch["virial"]) * batch["virial_mask"][:, None, None],
         n_atoms=torch.zeros_like(found.energy).index_add(0, batch["batch"], ones),
+        charges=charges,
+        dipole=dipole,
     )
 
 
 @dataclass(frozen=True)
 class Loss:
-    """Weighted sum of penalties on errors of energies, forces and virials.
+    """Weighted sum of penalties on errors of energies, forces, virials, charges and dipoles.
 
-    Energies count per atom, forces by the lengths of their errors, and virials per atom by their
-    root mean squares over the nine components. Each is averaged over the batch, with the weights of
-    the structures.
+    Energies count per atom, forces and dipoles by the lengths of their errors, partial charges by
+    the atom, and virials per atom by their root mean squares over the nine components. Each is
+    averaged over the batch, with the weights of the structures.
 
     Attributes
     ----------
     penalty : {"huber", "mae", "mse"}
         Penalty on an error: its size above 0.01 and quadratic below, its size, or its square.
-    energy, forces, stress : float
-        Weights of the energy in 1 / (eV per atom), of forces in 1 / (eV/Å), and of the virial in
-        1 / (eV per atom).
+    energy, forces, stress, charge, dipole : float
+        Weights of the energy in 1 / (eV per atom), of forces in 1 / (eV/Å), of the virial in
+        1 / (eV per atom), of partial charges in 1 / e, and of dipoles in 1 / (e Å). The last two
+        are without effect for models without partial charges.
 
     Raises
     ------
@@ -103,13 +119,15 @@ class Loss:
     energy: float = 4.0
     forces: float = 1.0
     stress: float = 1.0
+    charge: float = 1.0
+    dipole: float = 1.0
 
     def __post_init__(self) -> None:
         if self.penalty not in PENALTIES:
             raise InputError(
                 f"the loss {short_repr(self.penalty)} is unknown: use one of {', '.join(PENALTIES)}"
             )
-        weights = (self.energy, self.forces, self.stress)
+        weights = self._weights
         if not all(0 <= weight < 1e9 for weight in weights) or not any(weights[:2]):
             raise InputError(
                 "weights of the loss must not be negative, and that of the energy or of forces "
@@ -130,29 +148,38 @@ class Loss:
 
         Returns
         -------
-        float64 [2, 3]
-            Penalties with their weights, and the weights: of energies, forces and virials.
+        float64 [2, 3] or [2, 5]
+            Penalties with their weights, and the weights: of energies, forces and virials, and of
+            partial charges and dipoles.
         """
         counts = errors.n_atoms
         weight = batch["weight"] * batch["molecule_mask"]
         atom_weight = weight[batch["batch"]] * batch["atom_mask"]
         virial_weight = weight * batch["virial_mask"]
         virial = errors.virial.flatten(1).square().mean(1).add(TINY).sqrt() / counts
-        parts = (
+        parts = [
             ((errors.energy / counts).abs(), weight),
             (errors.forces.double().square().sum(1).add(TINY).sqrt(), atom_weight),
             (virial, virial_weight),
-        )
+        ]
+        if errors.charges is not None and errors.dipole is not None:
+            charge_weight = atom_weight * batch["charges_mask"][batch["batch"]]
+            moment = errors.dipole.square().sum(1).add(TINY).sqrt()
+            parts.append((errors.charges.abs(), charge_weight))
+            parts.append((moment, weight * batch["dipole_mask"]))
         penalties = [(self._penalty(sizes) * weights).sum() for sizes, weights in parts]
         return torch.stack([*penalties, *(weights.sum() for _, weights in parts)]).view(2, -1)
 
     def total(self, sums: Tensor) -> Tensor:
         """Return the loss of all batches whose sums were added up."""
         penalties, weights = sums
-        scales = (self.energy, self.forces, self.stress)
         means = (penalties / weights.clamp(min=1e-9)).unbind()
-        losses = [scale * mean for scale, mean in zip(scales, means, strict=True)]
+        losses = [scale * mean for scale, mean in zip(self._weights, means, strict=False)]
         return torch.stack(losses).sum()
+
+    @property
+    def _weights(self) -> tuple[float, ...]:
+        return self.energy, self.forces, self.stress, self.charge, self.dipole
 
     def _penalty(self, sizes: Tensor) -> Tensor:
         if self.penalty == "mse":

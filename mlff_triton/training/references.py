@@ -44,9 +44,13 @@ def fit_scale(model: TensorNet, data: GraphData, chosen: Tensor) -> None:
     """Set the energies of the elements and the scale of a new network.
 
     The network is left out of the fit: only its nuclear repulsion counts, if it has one. The scale
-    is the root mean square of the forces that remain, in eV/Å, used as an energy in eV. Arguments
-    are those of `fit_references`.
+    is the root mean square of the forces that remain, in eV/Å, used as an energy in eV. It is 1 for
+    models with partial charges, as it would scale their Coulomb energy. Arguments are those of
+    `fit_references`.
     """
     model.std.zero_()
     fit_references(model, data, chosen)
+    if model.has_charges:
+        model.std.fill_(1.0)
+        return
     model.std.fill_(rmse(evaluate(model, data, chosen).forces) or 1.0)

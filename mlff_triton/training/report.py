@@ -19,9 +19,9 @@ Row = tuple[str, ...]
 
 SPLITS: Row = (
     *("part", "structures", "energy MAE, meV/atom", "energy RMSE", "force MAE, meV/Å"),
-    *("force RMSE", "stress MAE, GPa"),
+    *("force RMSE", "stress MAE, GPa", "charge MAE, e", "dipole MAE, e Å"),
 )
-ELEMENTS: Row = ("element", "atoms", "force MAE, meV/Å", "force RMSE")
+ELEMENTS: Row = ("element", "atoms", "force MAE, meV/Å", "force RMSE", "charge MAE, e")
 DECILES: Row = ("group", "atoms", "predicted error, meV/Å", "error, meV/Å")
 GROUPS: Row = ("group", "structures", "energy MAE, meV/atom", "force MAE, meV/Å")
 
@@ -35,6 +35,8 @@ def split_rows(errors: Mapping[str, Errors]) -> list[Row]:
             *(_milli(value(found.per_atom)) for value in (mae, rmse)),
             *(_milli(value(found.forces)) for value in (mae, rmse)),
             _number(EV_PER_A3_TO_GPA * mae(found.known_stress)),
+            _number(mae(found.known_charges)),
+            _number(mae(found.known_dipoles)),
         )
         for name, found in errors.items()
     ]
@@ -58,8 +60,8 @@ def report(errors: Mapping[str, Errors], facts: Sequence[str], judgement: Judgem
     """
     last, shown = list(errors.items())[-1]
     elements = [
-        (name, str(len(found)), _milli(mae(found)), _milli(rmse(found)))
-        for name, found in shown.by_element().items()
+        (name, str(len(found)), _milli(mae(found)), _milli(rmse(found)), _number(mae(charges)))
+        for name, (found, charges) in shown.by_element().items()
     ]
     groups = sorted(shown.by_group().items(), key=lambda group: -mae(group[1][1]))
     rows = [
@@ -74,6 +76,7 @@ def report(errors: Mapping[str, Errors], facts: Sequence[str], judgement: Judgem
             *(f"- {fact}" for fact in facts),
             "",
             "Errors of forces and stresses are those of components. Energies are per atom.",
+            "Errors of dipoles are the lengths of vectors.",
             "",
             *_table(SPLITS, split_rows(errors)),
             f"## Elements, {last}",
@@ -169,10 +172,11 @@ def _scatter(axes: object, labels: Array, errors: Array, name: str) -> None:
 
 
 def _table(header: Row, rows: Sequence[Row]) -> list[str]:
-    """Return the lines of a table in Markdown, and an empty one."""
-    escaped = [[cell.replace("|", "\\|") for cell in row] for row in (header, *rows)]
+    """Return the lines of a table in Markdown, and an empty one; without columns of unknowns."""
+    kept = [k for k in range(len(header)) if not rows or any(row[k] for row in rows)]
+    escaped = [[row[k].replace("|", "\\|") for k in kept] for row in (header, *rows)]
     lines = [f"| {' | '.join(row)} |" for row in escaped]
-    return [lines[0], "|---" + "|---:" * (len(header) - 1) + "|", *lines[1:], ""]
+    return [lines[0], "|---" + "|---:" * (len(kept) - 1) + "|", *lines[1:], ""]
 
 
 def _milli(value: float) -> str:

@@ -17,10 +17,12 @@ from mlff_triton._common.files import replace_file
 from mlff_triton._common.torch_settings import kept_random_state, with_own_settings
 from mlff_triton.checkpoints import lasting_name, load_model
 from mlff_triton.errors import InputError, UnknownElementError
-from mlff_triton.model.config import TensorNet2Config, symbols_of, unknown_elements
+from mlff_triton.model.config import symbols_of, unknown_elements
 from mlff_triton.model.prediction import Ensemble
 from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.model.tensornet2 import model_of
 from mlff_triton.training.batches import GraphData
+from mlff_triton.training.charged import charged_data, check_charged
 from mlff_triton.training.evaluation import Errors, evaluate
 from mlff_triton.training.frames import Array, Frames, check_trained
 from mlff_triton.training.labels import Labels
@@ -43,7 +45,7 @@ class Base:
     Attributes
     ----------
     model : str
-        Name or path of a TensorNet.
+        Name or path of a TensorNet or TensorNet2.
     references : {"fit", "keep"}
         Energies of the elements: fitted to the training set, or those of the model.
     """
@@ -96,7 +98,7 @@ def train_files(
     show: Callable[[Trainer], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Result:
-    """Train a TensorNet on the structures of files, or continue a training that was interrupted.
+    """Train a model on the structures of files, or continue a training that was interrupted.
 
     Parameters
     ----------
@@ -134,9 +136,14 @@ def train_files(
     check_directory(out, overwrite=overwrite)
     target = find_device(device)
     base = _load_base(begin.model) if isinstance(begin, Base) else None
+    has_charges = (
+        begin.charges if isinstance(begin, Architecture) else bool(base and base.has_charges)
+    )
+    data = charged_data(data, settings.loss, has_charges=has_charges)
     frames, parts = _read(data, settings.seed, say)
     model = base or _new_model(begin, frames.select(parts.train), settings.seed)
     _check_known(model, frames)
+    check_charged(model, frames, say)
     recipe = _recipe(data, begin, settings, frames, parts, model)
     facts = _facts(data, begin, parts, model)
     graphs = GraphData(_weighted(frames, parts, data), model.cutoff, target)
@@ -161,7 +168,7 @@ def train_files(
         best_model = trainer.best_model
         errors = _errors(best_model, graphs, parts)
         others = (torch.from_numpy(parts.valid), torch.from_numpy(parts.test))
-        trust = learn_and_judge(best_model, graphs, (everything, *others), errors, settings.batch)
+        trust = learn_and_judge(best_model, graphs, (everything, *others), errors)
         outputs.save_best(trainer, best_model)
         best = trainer.best_row.epoch
         facts.append(f"Epoch {best} of {settings.epochs} validates best, and is the model.")
@@ -174,11 +181,6 @@ def _load_base(name: str) -> TensorNet:
     model = load_model(name)
     if isinstance(model, Ensemble):
         raise InputError(f"{name} is an ensemble: fine-tune one of its members")
-    if isinstance(model.config, TensorNet2Config):
-        raise InputError(
-            f"{name} is a TensorNet2, whose training with charges and dipoles is not supported: "
-            "fine-tune a TensorNet, or use TorchMD-NET"
-        )
     forget_uncertainty(model)
     return model
 
@@ -193,7 +195,7 @@ def _read(data: Data, seed: int, say: Callable[[str], None]) -> tuple[Frames, _P
     given = (
         ("valid", data.valid_file, data.labels),
         ("test", data.test_file, data.labels),
-        ("replay", data.replay, Labels()),
+        ("replay", data.replay, Labels(with_charges=data.labels.with_charges)),
     )
     others = {name: read([file], labels) for name, file, labels in given if file is not None}
     sizes = {"valid": data.valid, "test": data.test}
@@ -224,7 +226,7 @@ def _new_model(begin: Architecture | Base, trained: Frames, seed: int) -> Tensor
     config = begin.config(trained.elements, uses_charge=bool(trained.charge.any()))
     with kept_random_state():
         torch.manual_seed(seed)
-        return TensorNet(config)
+        return model_of(config)
 
 
 def _check_known(model: TensorNet, frames: Frames) -> None:
@@ -295,7 +297,7 @@ def _facts(data: Data, begin: Architecture | Base, parts: _Parts, model: TensorN
     origin = f"Fine-tuned from {lasting_name(begin.model)}" if isinstance(begin, Base) else "New"
     replayed = f", {len(parts.replay)} to replay from {data.replay}" if data.replay else ""
     sizes = f"{config.hidden_channels} channels, {config.num_layers} interaction layers"
-    kind = f"TensorNet of {symbols_of(config.elements)}, {sizes}"
+    kind = f"{type(model).__name__} of {symbols_of(config.elements)}, {sizes}"
     counts = f"{len(parts.train)} to train on, {len(parts.valid)} to validate with"
     return [
         f"{origin}: {kind}, cutoff {config.cutoff_upper:g} Å.",

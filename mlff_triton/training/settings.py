@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from mlff_triton.errors import InputError
-from mlff_triton.model.config import TensorNetConfig, ZBLConfig
+from mlff_triton.model.config import TensorNet2Config, TensorNetConfig, ZBLConfig
 from mlff_triton.training.labels import Labels
 from mlff_triton.training.loss import Loss
 from mlff_triton.units import BOHR, HARTREE
@@ -58,7 +58,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Sizes of a new TensorNet.
+    """Sizes of a new model.
 
     Attributes
     ----------
@@ -68,6 +68,17 @@ class Architecture:
         Cutoff in Å.
     zbl : float, optional
         Cutoff in Å of a screened nuclear repulsion that is added to the network.
+    charges : bool
+        If True, the model is a TensorNet2: it predicts partial charges, and its energy contains
+        their Coulomb energy.
+    coulomb_cutoff : float, optional
+        Cutoff in Å of the Coulomb energy, with a reaction field beyond it. Without it, all pairs of
+        atoms interact, in vacuum.
+
+    Raises
+    ------
+    InputError
+        If there is a Coulomb cutoff, but no charges.
     """
 
     channels: int = 64
@@ -75,10 +86,16 @@ class Architecture:
     rbf: int = 32
     cutoff: float = 5.0
     zbl: float | None = None
+    charges: bool = False
+    coulomb_cutoff: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.coulomb_cutoff is not None and not self.charges:
+            raise InputError("--coulomb-cutoff needs --charges")
 
     def config(self, elements: tuple[int, ...], *, uses_charge: bool) -> TensorNetConfig:
         """Return the configuration of a model of some elements."""
-        return TensorNetConfig(
+        config = TensorNetConfig(
             elements=elements,
             hidden_channels=self.channels,
             num_layers=self.layers,
@@ -87,6 +104,9 @@ class Architecture:
             uses_charge=uses_charge,
             zbl=None if self.zbl is None else ZBLConfig(self.zbl, HARTREE * BOHR),
         )
+        if not self.charges:
+            return config
+        return TensorNet2Config(**vars(config), coulomb_cutoff=self.coulomb_cutoff)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 from mlff_triton._common.text import one_line
 from mlff_triton.training.arrays import Table
 from mlff_triton.training.checks import (
+    CHARGE_TOLERANCE,
     MAX_FORCE,
     VOIGT,
     BadFrameError,
@@ -29,6 +30,8 @@ SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
     "cell": ((3, 3),),
     "pbc": ((3,),),
     "stress": ((3, 3), (6,), (9,)),
+    "charges": ((),),
+    "dipole": ((3,),),
 }
 """Shapes that the rows of arrays of numbers may have."""
 
@@ -91,9 +94,11 @@ def _frames(table: Table, labels: Labels, names: Sequence[str]) -> Frames:
     """Return all structures of a regular table, whatever their values."""
     arrays, count = table.arrays, len(table)
 
-    def numbers(label: str, otherwise: float, unit: float = 1.0) -> Array:
+    def numbers(
+        label: str, otherwise: float, unit: float = 1.0, like: Array = arrays["energy"]
+    ) -> Array:
         if label not in arrays:
-            return np.full(count, otherwise, dtype=np.float64)
+            return np.full(len(like), otherwise, dtype=np.float64)
         return np.multiply(arrays[label], unit, dtype=np.float64)
 
     with np.errstate(all="ignore"):
@@ -114,6 +119,8 @@ def _frames(table: Table, labels: Labels, names: Sequence[str]) -> Frames:
             group=_texts(arrays, "group", count),
             split=_texts(arrays, "split", count),
             weight=numbers("weight", 1),
+            charges=numbers("charges", np.nan, like=atomic),
+            dipole=_dipoles(arrays.get("dipole"), pbc) * labels.dipole,
         )
     unnamed = np.flatnonzero(frames.group == "")
     frames.group[unnamed] = _formulas(frames, unnamed)
@@ -139,7 +146,25 @@ def _are_sane(frames: Frames, has_stress: bool) -> Array:
             & np.isfinite(frames.cell).all(axis=(1, 2))
             & lattice.all(axis=1)
             & (frames.has_stress | ~frames.pbc.all(axis=1) | (not has_stress))
+            & _have_sane_charges(frames)
+            & (frames.has_dipole | np.isnan(frames.dipole).all(axis=1))
         )
+
+
+def _have_sane_charges(frames: Frames) -> Array:
+    """Return True for structures whose partial charges are all unknown, or surely good."""
+    first = frames.start[:-1]
+    missing = np.add.reduceat(frames.charges, first) - frames.charge
+    are_unknown = np.logical_and.reduceat(np.isnan(frames.charges), first)
+    return np.asarray((np.abs(missing) < CHARGE_TOLERANCE * (1 - 1e-9)) | are_unknown)
+
+
+def _dipoles(given: Array | None, pbc: Array) -> Array:
+    """Return dipoles; NaN if none are given, or for structures that are not open."""
+    if given is None:
+        return np.full((len(pbc), 3), np.nan)
+    is_open = np.asarray(~pbc.any(axis=1))
+    return np.where(is_open[:, None], given.astype(np.float64), np.nan)
 
 
 def _stresses(given: Array | None, pbc: Array) -> Array:

@@ -21,7 +21,7 @@ from torch import Tensor
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.graph import Graph
 from mlff_triton.training.batches import LISTED, GraphData
-from mlff_triton.training.evaluation import Errors, on_device_of
+from mlff_triton.training.evaluation import Errors, most_edges
 from mlff_triton.training.frames import Array
 
 BAD = 0.22
@@ -102,7 +102,6 @@ def learn_and_judge(
     data: GraphData,
     parts: tuple[Tensor, Tensor, Tensor],
     errors: Mapping[str, Errors],
-    size: int,
 ) -> Judgement | None:
     """Give a model its uncertainty, and compare it with the errors in the test set.
 
@@ -116,8 +115,6 @@ def learn_and_judge(
         Indices of those to train on, to validate with, and to test with, if there are any.
     errors : dict of Errors
         Errors of the model by "valid" and "test".
-    size : int
-        Structures per batch.
 
     Returns
     -------
@@ -125,10 +122,10 @@ def learn_and_judge(
         None if the model has no uncertainty, see `learn_uncertainty`.
     """
     train, valid, test = parts
-    if not learn_uncertainty(model, data, train, valid, errors["valid"], size):
+    if not learn_uncertainty(model, data, train, valid, errors["valid"]):
         return None
     part, chosen = ("test", test) if len(test) else ("valid", valid)
-    predicted = predicted_errors(model, data, chosen, size)
+    predicted = predicted_errors(model, data, chosen)
     found = Reliability(predicted, lengths_of(errors[part]), errors[part].frames.start)
     limit = model.uncertainty_limit
     assert limit is not None
@@ -136,7 +133,7 @@ def learn_and_judge(
 
 
 def learn_uncertainty(
-    model: TensorNet, data: GraphData, train: Tensor, valid: Tensor, errors: Errors, size: int
+    model: TensorNet, data: GraphData, train: Tensor, valid: Tensor, errors: Errors
 ) -> bool:
     """Give a model the map to its uncertainties, and their limit.
 
@@ -150,8 +147,6 @@ def learn_uncertainty(
         Indices of the structures that the model was trained on, and of others to calibrate with.
     errors : Errors
         Errors of the model on those to calibrate with.
-    size : int
-        Structures per batch.
 
     Returns
     -------
@@ -159,16 +154,16 @@ def learn_uncertainty(
         False if the errors do not determine a scale, as those of lone atoms, which are all 0. The
         model then has no uncertainty.
     """
-    values, vectors = _moments(model, data, train, size)
+    values, vectors = _moments(model, data, train)
     lengths = lengths_of(errors)
     priors = np.maximum(values.mean(), np.finfo(float).tiny) * PRIORS
-    prior = _most_likely(model, data, valid, lengths, (values, vectors, priors), size)
+    prior = _most_likely(model, data, valid, lengths, (values, vectors, priors))
     if prior is None:
         return False
     weight = vectors.T / np.sqrt(values + prior)[:, None]
     readout = model.readout
     readout.uncertainty = _like(weight, model)
-    found = predicted_errors(model, data, valid, size)
+    found = predicted_errors(model, data, valid)
     readout.uncertainty = _like(weight * (lengths.mean() / found.mean()), model)
     calibrated = Reliability(found * (lengths.mean() / found.mean()), lengths, errors.frames.start)
     readout.uncertainty_limit = _like(np.asarray(calibrated.limit()), model)
@@ -185,18 +180,18 @@ def lengths_of(errors: Errors) -> Array:
     return np.asarray(np.linalg.norm(errors.forces, axis=1))
 
 
-def predicted_errors(model: TensorNet, data: GraphData, chosen: Tensor, size: int) -> Array:
+def predicted_errors(model: TensorNet, data: GraphData, chosen: Tensor) -> Array:
     """Return the uncertainties of the atoms of some structures in eV/Å, float64 [N]."""
-    found = [model.readout.uncertainty_of(hidden) for hidden in _hidden(model, data, chosen, size)]
+    found = [model.readout.uncertainty_of(hidden) for hidden in _hidden(model, data, chosen)]
     known = [part.double().cpu() for part in found if part is not None]
     return np.asarray(torch.cat(known).numpy())
 
 
-def _moments(model: TensorNet, data: GraphData, train: Tensor, size: int) -> tuple[Array, Array]:
+def _moments(model: TensorNet, data: GraphData, train: Tensor) -> tuple[Array, Array]:
     """Return eigenvalues [H] and eigenvectors (columns) [H, H] of the sum of h h^T, float64."""
     n_hidden = model.readout.head.last_channels
     total = torch.zeros(n_hidden, n_hidden, dtype=torch.float64, device=model.std.device)
-    for hidden in _hidden(model, data, train, size):
+    for hidden in _hidden(model, data, train):
         total += hidden.double().T @ hidden.double()
     values, vectors = np.linalg.eigh(total.cpu().numpy())
     return np.maximum(values, 0), vectors
@@ -208,13 +203,12 @@ def _most_likely(
     valid: Tensor,
     lengths: Array,
     spectrum: tuple[Array, Array, Array],
-    size: int,
 ) -> float | None:
     """Return the prior under which errors are most likely, or None if that is undefined."""
     values, vectors, priors = spectrum
     logs, squares = np.zeros(len(priors)), np.zeros(len(priors))
     first = 0
-    for hidden in _hidden(model, data, valid, size):
+    for hidden in _hidden(model, data, valid):
         along = np.square(hidden.double().cpu().numpy() @ vectors)  # [n, H]
         variances = along @ (1 / (values[:, None] + priors))  # [n, priors], up to alpha^2
         some = lengths[first : first + len(along)]
@@ -229,13 +223,13 @@ def _most_likely(
     return float(priors[np.nanargmax(np.where(np.isfinite(likelihoods), likelihoods, np.nan))])
 
 
-def _hidden(model: TensorNet, data: GraphData, chosen: Tensor, size: int) -> Iterator[Tensor]:
+def _hidden(model: TensorNet, data: GraphData, chosen: Tensor) -> Iterator[Tensor]:
     """Yield the last hidden values [n, H] of the atoms of each batch of structures."""
     seen: list[Tensor] = []
     handle = model.readout.register_forward_hook(lambda _, __, found: seen.append(found[1]))
     try:
-        for some in chosen.split(size):
-            batch = on_device_of(model, data.batch(some))
+        for some in data.parts(chosen, most_edges(model)):
+            batch = data.batch(some)
             graph = Graph(**{name: batch[name] for name in LISTED})
             system = batch["batch"]
             vectors = graph.vectors(batch["pos"], batch["cell"], system).to(model.dtype)

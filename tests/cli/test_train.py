@@ -7,7 +7,9 @@ import signal
 from pathlib import Path
 
 import ase.io
+import numpy as np
 import pytest
+from ase.calculators.singlepoint import SinglePointCalculator
 
 from mlff_triton._common import progress
 from mlff_triton.training.trainer import Trainer
@@ -39,6 +41,33 @@ def test_the_model_serves_other_commands(train, run):
     assert run("energy", "cluster.xyz", "--model", model, "--device", "cpu")[0] == 0
     assert run("md", "cluster.xyz", "--model", model, "--device", "cpu", "--steps", 2)[0] == 0
     assert "2 to validate with" in run("info", model)[1]
+
+
+def test_models_with_charges_serve_other_commands(run):
+    images = labeled(16)
+    for k, atoms in enumerate(images):
+        charges = np.where(atoms.numbers == 47, 0.2, -0.2)
+        charges += (k % 2 - charges.sum()) / len(atoms)
+        results = dict(atoms.calc.results) | {"charges": charges}
+        results["dipole"] = charges @ atoms.positions
+        atoms.calc = SinglePointCalculator(atoms, **results)
+        atoms.info["charge"] = k % 2
+    ase.io.write("charged.xyz", images, format="extxyz")
+    more = ("--charges", "--test", 0.2, "--dipole-weight", 0.5)
+    code, out, err = run("train", "charged.xyz", *SMALL, *SHORT, *more)
+    assert (code, err) == (0, "")
+    assert "of 16 structures, 16 have partial charges and 16 have a dipole" in out
+    assert "charge MAE" in out
+    model = "train/model.safetensors"
+    ase.io.write("cluster.xyz", labeled(1))
+    given = ("cluster.xyz", "--model", model, "--device", "cpu")
+    assert run("energy", *given)[0] == 0
+    assert run("md", *given, "--steps", 2)[0] == 0
+    assert run("relax", *given, "--steps", 2)[0] in (0, 1)
+    assert "TensorNet2" in run("info", model)[1]
+    tuning = ("--from", model, "--out", "tuned", "--device", "cpu", "--charge-weight", 2)
+    assert run("train", "charged.xyz", *tuning, *SHORT)[0] == 0
+    assert "charge MAE, e" in Path("tuned/report.md").read_text()
 
 
 def test_fine_tuning_with_replay(train):
@@ -121,6 +150,12 @@ def test_training_that_stops_early_says_so(train):
         (("--references", "keep"), "--references needs --from MODEL"),
         (("--replay", "data.xyz"), "--replay needs --from MODEL"),
         (("--from", "default"), "--channels is that of the model: leave it out with --from"),
+        (("--coulomb-cutoff", 6), "--coulomb-cutoff needs --charges"),
+        (("--charges", "--coulomb-cutoff", -1), "coulomb_cutoff=-1.0 must be above 0"),
+        (("--dipole-unit", "D"), "the dipole unit 'D' is unknown: use one of e*A"),
+        (("--key", "dipole=mu"), "--key dipole needs a model with charges: use --charges"),
+        (("--charge-weight", 2), "--charge-weight needs a model with charges"),
+        (("--charges", "--dipole-weight", -1), "weights of the loss must not be negative"),
         (("--valid-file", "absent.xyz"), "there is no file 'absent.xyz' of structures"),
         (("--out", "data.xyz"), "data.xyz is a file: choose another --out"),
     ],

@@ -26,7 +26,13 @@ from mlff_triton.training.sources import read_frames
 from mlff_triton.training.tables import checked_table
 from tests.support.labeled import labeled
 
-LABELS = Labels(energy_unit="Hartree", length_unit="Bohr", stress_unit="GPa")
+LABELS = Labels(
+    energy_unit="Hartree",
+    length_unit="Bohr",
+    stress_unit="GPa",
+    dipole_unit="Debye",
+    with_charges=True,
+)
 NAMES = [f"frame {k}" for k in range(40)]
 
 
@@ -60,14 +66,21 @@ def random_table(rng: np.random.Generator) -> Table:
     sizes = rng.integers(1, 5, len(NAMES))
     start = np.concatenate([[0], np.cumsum(sizes)])
     closed = rng.random((len(sizes), 1)) < 0.5
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    charges = rng.normal(size=start[-1])
+    charge = rng.integers(-1, 2, len(sizes)).astype(float)
+    charges += ((charge - np.bincount(owner, charges)) / sizes)[owner]
+    charges[start[3] : start[5]] = np.nan  # unknown
     arrays = {
+        "charges": charges,
+        "dipole": np.where(np.arange(len(sizes)) % 3, rng.normal(size=(3, len(sizes))), np.nan).T,
         "numbers": rng.choice([1, 6, 8], start[-1]).astype(rng.choice(["i1", "f4", "i8"])),
         "positions": rng.normal(size=(start[-1], 3)).astype(rng.choice(["f4", "f8"])),
         "forces": rng.normal(size=(start[-1], 3)),
         "energy": rng.normal(size=len(sizes)),
         "cell": rng.normal(size=(len(sizes), 3, 3)) * closed[:, :, None],
         "pbc": np.repeat(closed, 3, axis=1),
-        "charge": rng.integers(-1, 2, len(sizes)).astype(float),
+        "charge": charge,
         "weight": rng.random(len(sizes)) + 0.1,
         "stress": rng.normal(size=(len(sizes), *((6,) if rng.random() < 0.5 else (3, 3)))),
         "group": rng.choice(np.array(["", "a", " b\n c"], dtype=object), len(sizes)),
@@ -80,7 +93,8 @@ def random_table(rng: np.random.Generator) -> Table:
                 array[row] = rng.choice([np.nan, np.inf, -3.0, 0.5, 1e9, 0.0])
         elif array.dtype.kind == "i":
             array[rng.integers(0, len(array), 2)] = rng.choice([0, -1, 120])
-    for label in rng.choice(["charge", "weight", "stress", "group", "split"], 2, replace=False):
+    optional = ["charge", "weight", "stress", "group", "split", "charges", "dipole"]
+    for label in rng.choice(optional, 2, replace=False):
         del arrays[label]
     return Table(start, arrays)
 
@@ -95,7 +109,7 @@ def one_by_one(table: Table) -> tuple[list[Frame], dict[int, str]]:
     return found, bad
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(60))
 def test_tables_are_checked_like_single_structures(seed):
     table = random_table(np.random.default_rng(seed))
     frames, bad = checked_table(table, LABELS, NAMES)
@@ -121,6 +135,11 @@ def test_tables_are_checked_like_single_structures(seed):
         ("weight", np.full(40, np.nan), "there is NaN or infinity in its weight"),
         ("weight", np.full(40, -2.0), "its weight is -2, and only one above 0 has a meaning"),
         ("weight", np.ones((40, 3)), r"the shape of its weight is \[3\]"),
+        ("dipole", np.ones((40, 2)), r"the shape of its dipole is \[2\], expected \[3\]"),
+        ("dipole", np.ones(40), r"the shape of its dipole is \[\], expected \[3\]"),
+        ("dipole", np.full((40, 3), np.inf), "there is NaN or infinity in its dipole"),
+        ("charges", np.ones(40), "its charges add up to 1, and its total charge is 0: correct"),
+        ("charges", np.ones((40, 2)), r"the shape of its charges is \[1, 2\], expected \[1\]"),
     ],
 )
 def test_arrays_that_are_wrong_everywhere(label, array, reason):

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from mlff_triton import Engine, TensorNet2, load_model, save_model
+from mlff_triton import Engine, load_model
 from mlff_triton.checkpoints import model_card
 from mlff_triton.errors import CheckpointError, InputError, OutputError
-from mlff_triton.model.config import TensorNet2Config
 from mlff_triton.model.tensornet import UNCERTAINTY
 from mlff_triton.training import trainer as trainer_module
 from mlff_triton.training.evaluation import mae
@@ -295,11 +294,7 @@ class TestFineTuning:
         assert not Path("out").exists()
 
 
-def test_other_kinds_of_models_are_refused_by_name():
-    config = TensorNet2Config((29, 47), hidden_channels=8, num_layers=1, num_rbf=6)
-    save_model(TensorNet2(config), "two.safetensors")
-    with pytest.raises(InputError, match=r"two\.safetensors is a TensorNet2, whose training"):
-        train(begin=Base("two.safetensors"))
+def test_options_out_of_range_are_refused():
     with pytest.raises(InputError, match="--references 'guess' is unknown: use fit or keep"):
         Base("default", "guess")
     for option in ("epochs", "batch", "lr", "max_gradient"):

@@ -137,14 +137,19 @@ def test_other_names_groups_and_charges():
 def test_units_of_forces_may_differ():
     labels = Labels(energy_unit="kcal/mol", force_unit="Hartree/Bohr", stress_unit="kbar")
     assert labels.forces == HARTREE / BOHR
-    for options in ({"energy_unit": "Ry"}, {"length_unit": "pm"}, {"force_unit": "eV"}):
+    for options in (
+        {"energy_unit": "Ry"},
+        {"length_unit": "pm"},
+        {"force_unit": "eV"},
+        {"dipole_unit": "D"},
+    ):
         with pytest.raises(InputError, match="is unknown: use one of"):
             Labels(**options)
     for key in ("energy", "energy="):
         with pytest.raises(InputError, match="does not name a label: write energy=REF_energy"):
             parse_keys([key])
-    with pytest.raises(InputError, match="the label 'dipole' is unknown"):
-        Labels(parse_keys(["dipole=mu"]))
+    with pytest.raises(InputError, match="the label 'spin' is unknown"):
+        Labels(parse_keys(["spin=mu"]))
 
 
 def spoiled(kind):
