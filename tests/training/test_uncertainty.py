@@ -32,7 +32,6 @@ from mlff_triton.training.uncertainty import (
 from tests.support.labeled import labeled
 
 BEGIN = Architecture(channels=8, layers=1, rbf=6, cutoff=4.0)
-SIZE = 5
 
 
 @pytest.fixture(autouse=True)
@@ -67,14 +66,14 @@ def hidden_of(model: TensorNet, data: GraphData, chosen: torch.Tensor) -> np.nda
     last = model.readout.head.linear2
     handle = last.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
     for k in chosen:
-        evaluate(model, data, k[None], 1)
+        evaluate(model, data, k[None])
     handle.remove()
     return torch.cat(seen).numpy()
 
 
 def test_it_is_the_laplace_approximation_with_the_most_likely_prior(model, data):
-    errors = evaluate(model, data, VALID, SIZE)
-    assert learn_uncertainty(model, data, TRAIN, VALID, errors, SIZE)
+    errors = evaluate(model, data, VALID)
+    assert learn_uncertainty(model, data, TRAIN, VALID, errors)
     h, other = hidden_of(model, data, TRAIN), hidden_of(model, data, VALID)
     total, squares = h.T @ h, np.square(errors.forces).sum(1)
     scale = np.trace(total) / len(total)
@@ -91,31 +90,32 @@ def test_it_is_the_laplace_approximation_with_the_most_likely_prior(model, data)
     best = max(PRIORS, key=likelihood)
     expected = np.sqrt(variances(best))
     expected *= np.sqrt(squares).mean() / expected.mean()
-    found = predicted_errors(model, data, VALID, SIZE)
+    found = predicted_errors(model, data, VALID)
     assert_close(found, expected, 1)
     assert_close(found.mean(), lengths_of(errors).mean(), 0)
 
 
-def test_results_do_not_depend_on_batches(model, data):
-    errors = evaluate(model, data, VALID, SIZE)
-    learn_uncertainty(model, data, TRAIN, VALID, errors, SIZE)
+def test_results_do_not_depend_on_batches(model, data, monkeypatch):
+    errors = evaluate(model, data, VALID)
+    learn_uncertainty(model, data, TRAIN, VALID, errors)
     weight, limit = model.readout.uncertainty.clone(), model.uncertainty_limit
-    learn_uncertainty(model, data, TRAIN, VALID, errors, 100)
+    monkeypatch.setattr("mlff_triton.training.uncertainty.most_edges", lambda _: 40)
+    learn_uncertainty(model, data, TRAIN, VALID, errors)
     assert_close(model.readout.uncertainty.T @ model.readout.uncertainty, weight.T @ weight, 1)
     assert model.uncertainty_limit == pytest.approx(limit)
 
 
 def test_the_test_set_is_judged_if_there_is_one(model, data):
-    errors = {name: evaluate(model, data, VALID, SIZE) for name in ("valid",)}
-    judged = learn_and_judge(model, data, (TRAIN, VALID, VALID[:0]), errors, SIZE)
+    errors = {name: evaluate(model, data, VALID) for name in ("valid",)}
+    judged = learn_and_judge(model, data, (TRAIN, VALID, VALID[:0]), errors)
     assert judged.part == "valid"
     test = torch.arange(4)
-    errors["test"] = evaluate(model, data, test, SIZE)
-    judged = learn_and_judge(model, data, (TRAIN, VALID, test), errors, SIZE)
+    errors["test"] = evaluate(model, data, test)
+    judged = learn_and_judge(model, data, (TRAIN, VALID, test), errors)
     assert judged.part == "test"
     assert judged.limit == model.uncertainty_limit
     assert_close(judged.reliability.actual, lengths_of(errors["test"]), 0)
-    assert_close(judged.reliability.predicted, predicted_errors(model, data, test, SIZE), 0)
+    assert_close(judged.reliability.predicted, predicted_errors(model, data, test), 0)
 
 
 def test_structures_are_flagged_by_their_largest_value():
