@@ -43,6 +43,7 @@ def test_the_model_serves_other_commands(train, run):
     assert "2 to validate with" in run("info", model)[1]
 
 
+@pytest.mark.filterwarnings("ignore::mlff_triton.UnknownChemistryWarning")  # it knows five atoms
 def test_models_with_charges_serve_other_commands(run):
     images = labeled(16)
     for k, atoms in enumerate(images):
