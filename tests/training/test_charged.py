@@ -393,3 +393,18 @@ def test_options_without_effect_are_refused():
     with pytest.raises(InputError, match="--coulomb-cutoff needs --charges"):
         replace(plain, coulomb_cutoff=6.0)
     assert not Path("out").exists()
+
+
+def test_a_repulsion_is_added_to_charges():
+    result = train(begin=replace(SMALL, zbl=2.5))
+    model = load_model("out/model.safetensors")
+    assert model.config.repulsions[0].cutoff == 2.5
+    test = result.errors["test"]
+    images = ase.io.read("data.xyz", ":")
+    chosen = [images[int(name.split()[-1])] for name in test.frames.name]
+    engine = Engine(model, device="cpu")
+    for atoms, error in zip(chosen, test.energy, strict=True):
+        charge = float(atoms.info["charge"])
+        found = engine.compute(atoms.numbers, atoms.positions, charge=charge)
+        difference = float(found.energy[0]) - atoms.get_potential_energy()
+        assert difference == pytest.approx(error, abs=1e-3)
