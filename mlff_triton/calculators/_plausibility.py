@@ -124,8 +124,8 @@ def unknown_atoms(numbers: IntArray, uncertainty: FloatArray, limit: float) -> s
     worst = int(np.argmax(uncertainty))
     others = f", and of {above} atoms more than" if above > 1 else ", more than"
     return (
-        f"the model expects an error of {uncertainty[worst]:.2g} eV/Å in the force on atom {worst} "
-        f"({chemical_symbols[numbers[worst]]}){others} the {limit:.2g} eV/Å that are usual, so "
+        f"the model expects an error of {uncertainty[worst]:.3g} eV/Å in the force on atom {worst} "
+        f"({chemical_symbols[numbers[worst]]}){others} the {limit:.3g} eV/Å that are usual, so "
         "that results may be wrong: check the structure, or train the model on ones like it"
     )
 
@@ -142,13 +142,18 @@ class Plausibility:
         is no warning.
     limit : float, optional
         Uncertainty in eV/Å above which atoms are unlike those that the model was made for.
+
+    Attributes
+    ----------
+    has_judged : bool
+        True once `judge` has warned.
     """
 
     def __init__(
         self, domain: KnownDomain | None, elements: frozenset[int], limit: float | None = None
     ) -> None:
         self._domain, self._elements, self._limit = domain, elements, limit
-        self._has_warned = False
+        self._has_warned = self.has_judged = False
         self._seen: set[int] = set()
 
     def mute(self) -> None:
@@ -186,9 +191,12 @@ class Plausibility:
         """
         if self._has_warned or self._limit is None or prediction.uncertainty is None:
             return
-        reason = unknown_atoms(batch.numbers, prediction.uncertainty.numpy(), self._limit)
-        if reason:
-            self._has_warned = True
+        known = prediction.uncertainty.numpy()
+        if known.max() > self._limit:
+            system = batch.system[known.argmax()]
+            atoms = slice(batch.system_ptr[system], batch.system_ptr[system + 1])
+            self._has_warned = self.has_judged = True
+            reason = unknown_atoms(batch.numbers[atoms], known[atoms], self._limit)
             warnings.warn(reason, UnknownChemistryWarning, stacklevel=2)
 
     def check_new(self, batch: Batch) -> None:

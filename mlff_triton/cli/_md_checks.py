@@ -132,9 +132,8 @@ def check_consistent(snapshot: Snapshot, restart: Path, given: dict[str, Any]) -
         "out": restart.parent.resolve(),
         "restart": restart,
     }
-    wanted = {
-        k: v for k, v in given.items() if k not in ("extend", "device", "reactive", "trajectory")
-    }
+    free = ("extend", "device", "reactive", "trajectory", "stop_at_uncertainty")
+    wanted = {k: v for k, v in given.items() if k not in free}
     if "temperature" in wanted:
         wanted["temperature"] = read_temperatures(wanted["temperature"], len(snapshot.systems))
     for name in ("steps", "temperature", "pressure"):

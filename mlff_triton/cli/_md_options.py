@@ -101,6 +101,13 @@ Reactive = Annotated[
     bool,
     typer.Option("--reactive", help="Go on if bonds of the start break.", rich_help_panel=MOTION),
 ]
+StopAtUncertainty = Annotated[
+    float | None,
+    typer.Option(
+        help="Stop where the expected error of a force is larger, eV/Å; save the structure.",
+        rich_help_panel=MOTION,
+    ),
+]
 Threads = Annotated[int | None, typer.Option(help="Threads on a CPU; default: one per 128 atoms.")]
 Out = Annotated[Path, typer.Option(help="Directory for the results.", rich_help_panel=FILES)]
 Overwrite = Annotated[

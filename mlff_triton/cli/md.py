@@ -74,6 +74,7 @@ def md(
     minimize: options.Minimize = False,
     keep_velocities: options.KeepVelocities = False,
     reactive: options.Reactive = False,
+    stop_at_uncertainty: options.StopAtUncertainty = None,
     fix: FixOption = None,
     charge: ChargeOption = None,
     no_pbc: NoPbcOption = False,
@@ -134,8 +135,8 @@ def md(
         names = [name for name in structures for _ in range(replicas)]
         if len(structures) > 1:
             recipe["inputs"] = "\n".join(names)
-        simulation = _start(systems, names, settings, recipe, out, overwrite)
-    _run_and_report(simulation)
+        simulation = _start(systems, names, settings, recipe, out, overwrite, stop_at_uncertainty)
+    _run_and_report(simulation, stop_at_uncertainty)
 
 
 def _make_calculator(recipe: dict[str, str]) -> TensorNetCalculator:
@@ -166,17 +167,20 @@ def _start(
     recipe: dict[str, str],
     out: Path,
     overwrite: bool,
+    most_uncertain: float | None,
 ) -> Simulation:
     """Set up a new run. Inexpensive checks come first, before the model is loaded."""
     from mlff_triton.dynamics import Simulation
     from mlff_triton.dynamics.conditions import check_ensembles
     from mlff_triton.dynamics.division import check_devices
     from mlff_triton.dynamics.outputs import check_directory
+    from mlff_triton.dynamics.uncertain import check_limit
 
     check_ensembles(systems, settings)
     check_directory(out, overwrite)
     check_devices(recipe["device"], len(systems))
     calculator = _make_calculator(recipe)
+    check_limit(most_uncertain, calculator, is_divided="," in recipe["device"])
     screen(systems, names, calculator)
     engine = calculator.session.engine
     device = engine.device.type if recipe["device"] == "auto" else recipe["device"]
@@ -245,7 +249,7 @@ def _on_device(snapshot: Snapshot, restart: Path, device: str | None) -> Snapsho
     return replace(snapshot, recipe=snapshot.recipe | {"device": ",".join(map(str, found))})
 
 
-def _run_and_report(simulation: Simulation) -> None:
+def _run_and_report(simulation: Simulation, stop_at_uncertainty: float | None) -> None:
     """Run a simulation with a progress bar, then print a table and draw a summary."""
     from mlff_triton._common.interrupt import StopRequest
     from mlff_triton.dynamics import draw_summary
@@ -257,7 +261,7 @@ def _run_and_report(simulation: Simulation) -> None:
         StopRequest() as stop,
         Reporter(console, simulation.settings, simulation.step) as reporter,
     ):
-        is_complete = simulation.run(reporter, stop)
+        is_complete = simulation.run(reporter, stop, most_uncertain=stop_at_uncertainty)
     if simulation.is_prepared:
         first = names(LOG, len(simulation.systems))[0]
         draw_summary(simulation.directory, len(simulation.atoms), first)

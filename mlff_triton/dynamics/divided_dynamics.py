@@ -153,4 +153,6 @@ def _part(state: State, systems: slice, atoms: slice) -> State:
 
 
 def _joined(parts: Sequence[Any], name: str) -> Any:
-    return np.concatenate([getattr(part, name) for part in parts])
+    """Join a field of all parts; None if it is unknown."""
+    values = [getattr(part, name) for part in parts]
+    return None if values[0] is None else np.concatenate(values)

@@ -19,7 +19,9 @@ from mlff_triton.kernels.dynamics.reference.integrator import advance
 from mlff_triton.kernels.dynamics.reference.rescaling import choose_scale
 
 REFERENCE = Moves(advance, choose_scale, press, descend)
-Results = tuple[float, FloatArray, FloatArray | None]  # energy, forces, stress [3, 3]
+Results = tuple[float, FloatArray, FloatArray | None, FloatArray | None]
+"""Energy, forces, stress [3, 3] and uncertainties."""
+UNCERTAINTY = "uncertainty"
 
 
 class HostDynamics(StepwiseDynamics):
@@ -52,7 +54,8 @@ class HostDynamics(StepwiseDynamics):
             atoms = self._systems[k]
             atoms.set_positions(self._positions[self._parts[k]])
             atoms.cell.array[atoms.pbc] = self._cells[k][atoms.pbc]
-        for k, (energy, forces, stress) in zip(which, self._results(which), strict=True):
+        for k, (energy, forces, stress, known) in zip(which, self._results(which), strict=True):
+            self._note_uncertainty(self._parts[k], known)
             self._forces[self._parts[k]] = torch.from_numpy(forces)
             virial = np.full(9, np.nan)
             if stress is not None:
@@ -67,7 +70,9 @@ class HostDynamics(StepwiseDynamics):
         if many is None or len(systems) == 1:
             return [self._result(atoms) for atoms in systems]
         found = many(systems)
-        return [(r["energy"], r["forces"], _matrix(r.get("stress"))) for r in found]
+        return [
+            (r["energy"], r["forces"], _matrix(r.get("stress")), r.get(UNCERTAINTY)) for r in found
+        ]
 
     def _result(self, atoms: Atoms) -> Results:
         atoms.calc = self._calculator
@@ -78,7 +83,8 @@ class HostDynamics(StepwiseDynamics):
                 stress = atoms.get_stress(voigt=False)
             except PropertyNotImplementedError:
                 stress = None
-        return energy, forces, stress
+        known = getattr(self._calculator, "results", {}).get(UNCERTAINTY)
+        return energy, forces, stress, known
 
 
 def _matrix(stress: FloatArray | None) -> FloatArray | None:

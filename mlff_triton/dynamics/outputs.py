@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,7 @@ TRAJECTORY = "trajectory"
 LOG = "log.csv"
 RESTART = "restart.npz"
 SUMMARY = "summary.png"
+UNCERTAIN = "uncertain.xyz"
 TOPOLOGY = "topology.pdb"
 
 
@@ -59,7 +60,8 @@ class LogRow:
     The temperature refers to 3N degrees of freedom of the N atoms that are not fixed. The pressure
     includes the kinetic contribution. The conserved energy is the total energy without heat from
     the thermostat and work of the barostat. Only the integrator changes it: it drifts if the time
-    step is too long.
+    step is too long. The last two columns are in the files of models that know the error of the
+    force on each atom: the largest one, and the mean.
     """
 
     step: int
@@ -73,20 +75,24 @@ class LogRow:
     conserved_eV: float  # noqa: N815
     volume_A3: float | None  # noqa: N815
     pressure_bar: float | None
+    largest_uncertainty_eV_per_A: float | None = None  # noqa: N815
+    mean_uncertainty_eV_per_A: float | None = None  # noqa: N815
 
     FORMATS = ("d", ".9g", "s", ".4f", ".4f", ".9f", ".9f", ".9f", ".9f", ".6f", ".4f")
+    OF_UNCERTAINTY = (".6f", ".6f")
 
     @classmethod
-    def header(cls) -> str:
+    def header(cls, *, has_uncertainty: bool = False) -> str:
         """Return the first line of the file."""
-        return ",".join(field.name for field in dataclasses.fields(cls)) + "\n"
+        names = [field.name for field in dataclasses.fields(cls)]
+        return ",".join(names if has_uncertainty else names[: len(cls.FORMATS)]) + "\n"
 
-    def line(self) -> str:
+    def line(self, *, has_uncertainty: bool = False) -> str:
         """Format the row as a line of the file."""
-        values = dataclasses.astuple(self)
+        formats = self.FORMATS + (self.OF_UNCERTAINTY if has_uncertainty else ())
         texts = (
             "" if value is None else format(value, spec)
-            for value, spec in zip(values, self.FORMATS, strict=True)
+            for value, spec in zip(dataclasses.astuple(self), formats, strict=False)
         )
         return ",".join(texts) + "\n"
 
@@ -101,6 +107,8 @@ def observe(
     state, step = observation.state, observation.state.step
     span = settings.span_of(step)
     velocities, heats = split(state.velocities, systems), split(state.heat, systems)
+    known = observation.uncertainty
+    errors = None if known is None else split(known, systems)
     rows = []
     for k, atoms in enumerate(systems):
         masses = atoms.get_masses()
@@ -125,6 +133,8 @@ def observe(
                 conserved_eV=conserved,
                 volume_A3=volume,
                 pressure_bar=pressure,
+                largest_uncertainty_eV_per_A=None if errors is None else float(errors[k].max()),
+                mean_uncertainty_eV_per_A=None if errors is None else float(errors[k].mean()),
             )
         )
     return rows
@@ -146,7 +156,10 @@ def frames(
     ]
     for frame, temperature in zip(found, temperatures, strict=True):
         frame.info["target_K"] = settings.target(step, temperature)
-    return found
+    if observation.uncertainty is None:
+        return found
+    known = split(observation.uncertainty, systems)
+    return [replace(frame, uncertainty=own.copy()) for frame, own in zip(found, known, strict=True)]
 
 
 class Records:
@@ -162,6 +175,8 @@ class Records:
         Number of systems.
     sizes : dict of int
         Bytes to keep of each file, by name.
+    has_uncertainty : bool
+        True if the logs of a new run have columns of the uncertainty. Others keep their columns.
 
     Raises
     ------
@@ -170,7 +185,12 @@ class Records:
     """
 
     def __init__(
-        self, directory: Path, settings: Settings, n_systems: int, sizes: dict[str, int]
+        self,
+        directory: Path,
+        settings: Settings,
+        n_systems: int,
+        sizes: dict[str, int],
+        has_uncertainty: bool = False,
     ) -> None:
         self._files = [
             open_trajectory(
@@ -184,6 +204,11 @@ class Records:
         self._logs = [
             AppendOnlyFile(directory / name, sizes.get(name, 0)) for name in names(LOG, n_systems)
         ]
+        first = self._logs[0]
+        if first.size:
+            with first.path.open("rb") as file:
+                has_uncertainty = b"uncertainty" in file.readline()
+        self._has_uncertainty = has_uncertainty
         self._recorder = Recorder(self._files)
         self._lasting = self.sizes
 
@@ -204,7 +229,10 @@ class Records:
         is_lasting : bool
             True if a longer run has them, too.
         """
-        lines = [LogRow.header()] * len(self._logs) if rows is None else [r.line() for r in rows]
+        has = self._has_uncertainty
+        lines = [LogRow.header(has_uncertainty=has)] * len(self._logs)
+        if rows is not None:
+            lines = [row.line(has_uncertainty=has) for row in rows]
 
         def write(_: tuple[int, ...]) -> None:
             for file, line in zip(self._logs, lines, strict=True):
@@ -258,7 +286,7 @@ def check_directory(directory: Path, overwrite: bool) -> None:
         )
 
 
-OUTPUTS = (TRAJECTORY, "log", "restart", "summary", "topology")
+OUTPUTS = (TRAJECTORY, "log", "restart", "summary", "topology", "uncertain")
 
 
 def outputs_in(directory: Path) -> list[Path]:

@@ -31,7 +31,13 @@ from mlff_triton.dynamics.settings import Settings
 from mlff_triton.dynamics.stages import Span
 from mlff_triton.dynamics.stiffness import measure_stiffness
 from mlff_triton.dynamics.systems import make_dynamics, put_state, state_of
-from mlff_triton.engine.motion import Conditions, Dynamics, Observation
+from mlff_triton.dynamics.uncertain import (
+    check_limit,
+    knows_uncertainty,
+    save_uncertain,
+    warn_if_unusual,
+)
+from mlff_triton.engine.motion import Conditions, Dynamics, Observation, UncertainAtomError
 from mlff_triton.errors import DeviceMemoryError, MlffTritonError, SimulationError
 
 
@@ -105,7 +111,9 @@ class Simulation:
         self._reached = snapshot.state.step
         self._is_new = False
         self._lock = lock
-        self._records = Records(directory, self.settings, len(self.systems), snapshot.sizes)
+        known = knows_uncertainty(calculator)
+        self._records = Records(directory, self.settings, len(self.systems), snapshot.sizes, known)
+        self._most_uncertain: float | None = None
 
     @classmethod
     def start(
@@ -256,6 +264,7 @@ class Simulation:
         monitor: Monitor | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         block: int | None = None,
+        most_uncertain: float | None = None,
     ) -> bool:
         """Run to the end, or until told to stop.
 
@@ -270,6 +279,9 @@ class Simulation:
         block : int, optional
             Largest number of steps in a block, by default as many as take 0.2 s. No result depends
             on it. A minimization takes its iterations in blocks, too.
+        most_uncertain : float, optional
+            Expected error of a force in eV/Å above which to stop: every step is watched, and the
+            structure at which the model is not sure enough is written to ``uncertain.xyz``.
 
         Returns
         -------
@@ -278,9 +290,12 @@ class Simulation:
 
         Raises
         ------
+        InputError
+            If ``most_uncertain`` is not positive, the model does not know its uncertainty, or
+            several devices divide the systems.
         SimulationError
-            If the simulation blew up or fell apart. The restart file contains the last recorded
-            step.
+            If the simulation blew up or fell apart, or an atom was too uncertain. The restart file
+            contains the last recorded step.
         DeviceMemoryError
             If the GPU has too little memory. For replicas, the message says how many would fit.
         OutputError
@@ -288,6 +303,8 @@ class Simulation:
             valid.
         """
         self._pace = Pace(block)
+        check_limit(most_uncertain, self._calculator, is_divided=self._division is not None)
+        self._most_uncertain = most_uncertain
         with self._lock, self._division or nullcontext():
             try:
                 return self._run(monitor or Monitor(), should_stop)
@@ -352,6 +369,7 @@ class Simulation:
         self._first = observe(self.systems, observation, self.settings, self.temperatures)
         if self._is_new:
             self._is_new = False
+            warn_if_unusual(self.systems, observation.uncertainty, self._calculator)
             self._record(observation, monitor)
         queued: deque[int] = deque()
         for stop in self._stops(span):
@@ -384,14 +402,22 @@ class Simulation:
 
     def _begin(self, span: Span) -> Observation:
         conditions = conditions_of(self.settings, span, self.systems, self.temperatures)
+        conditions = conditions._replace(most_uncertain=self._most_uncertain)
         self._reached = self._state.step
         is_continued = self._reached > span.start
         with self._explained(self._dynamics):
             if span.ensemble == "npt":
                 conditions = self._with_stiffness(conditions, is_continued)
             observation = self._dynamics.begin(self._state, conditions, is_continued=is_continued)
+            self._check_certain(observation)
         self._pace.start(self._reached)
         return observation
+
+    def _check_certain(self, observation: Observation) -> None:
+        """Raise an `UncertainAtomError` if a stage begins with too uncertain an atom."""
+        known, most, state = observation.uncertainty, self._most_uncertain, observation.state
+        if known is not None and most is not None and known.max() > most:
+            raise UncertainAtomError.of(state.step, state.positions, state.cell, known)
 
     def _with_stiffness(self, conditions: Conditions, is_continued: bool) -> Conditions:
         """Add the stiffness of each system at the start of a stage, by which barostats go on."""
@@ -432,6 +458,12 @@ class Simulation:
             yield
         except DeviceMemoryError:
             raise  # see `run`
+        except UncertainAtomError as error:
+            limit = self._most_uncertain or 0.0
+            reason = save_uncertain(error, self.systems, limit, self.directory)
+            raise SimulationError(
+                f"{reason}, and {self.restart_path} the last recorded one"
+            ) from error
         except SimulationError as error:
             raise SimulationError(
                 f"{error}; {self.restart_path} holds the last good frame"

@@ -42,6 +42,8 @@ class StageRecord:
         Potential energy in eV.
     volume : float64 [M]
         Volume in Å^3; NaN without a cell.
+    uncertainty : float64 [M]
+        Largest expected error of a force in eV/Å; NaN if the model does not know it.
     """
 
     label: str
@@ -52,6 +54,7 @@ class StageRecord:
     target: FloatArray
     potential: FloatArray
     volume: FloatArray
+    uncertainty: FloatArray
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,9 @@ def _stage_record(label: str, rows: list[dict[str, str]]) -> StageRecord:
         "target_K",
         "potential_eV",
         "volume_A3",
+        "largest_uncertainty_eV_per_A",
     )
-    columns = [np.array([float(row[name] or "nan") for row in rows]) for name in names]
+    columns = [np.array([float(row.get(name) or "nan") for row in rows]) for name in names]
     return StageRecord(label, *columns)
 
 
@@ -142,7 +146,8 @@ def draw_summary(directory: Path, n_atoms: int, log: str = outputs.LOG) -> None:
 
     Dashed lines mark the temperatures of thermostats. The drift is the change of the conserved
     energy since the start of each stage. The potential energy is relative to its last value. The
-    volume is drawn if it changes. A title says if the last stage is `unsettled`.
+    volume is drawn if it changes, and the largest uncertainty if the model knows it. A title says
+    if the last stage is `unsettled`.
 
     Parameters
     ----------
@@ -162,25 +167,30 @@ def draw_summary(directory: Path, n_atoms: int, log: str = outputs.LOG) -> None:
     volumes = np.concatenate([record.volume for record in records])
     has_volume = bool(np.ptp(volumes) > 0)  # not if NaN
     columns = min(len(records), LEGEND_COLUMNS)
-    height = (8 if has_volume else 6.5) + 0.25 * ((len(records) - 1) // columns)  # of the legend
+    has_uncertainty = any(np.isfinite(record.uncertainty).any() for record in records)
+    n_panels = 3 + has_volume + has_uncertainty
+    height = 2 + 1.5 * n_panels + 0.25 * ((len(records) - 1) // columns)  # of the legend
     figure = figure_class()(figsize=(7, height), layout="constrained")
-    panels = figure.subplots(4 if has_volume else 3, 1, sharex=True)
+    panels = figure.subplots(n_panels, 1, sharex=True)
     last = records[-1].potential[-1]
     for index, record in enumerate(records):
         curves = [
             record.temperature,
             1000 * (record.potential - last) / n_atoms,
             1000 * _since_first(record.conserved) / n_atoms,
-            record.volume,
+            *([record.volume] if has_volume else []),
+            *([record.uncertainty] if has_uncertainty else []),
         ]
         marker = "." if len(record.time) == 1 else None  # a line needs two points
-        for axes, curve in zip(panels, curves, strict=False):  # the last one may be left out
+        for axes, curve in zip(panels, curves, strict=True):
             axes.plot(record.time, curve, color=f"C{index % 10}", lw=1, marker=marker)
         panels[0].lines[-1].set_label(f"stage {record.label}")
         if not record.label.endswith("nve"):
             panels[0].plot(record.time, record.target, color="0.3", lw=0.8, ls="--")
     labels = ["temperature (K)", "potential energy\n(meV/atom)", "energy drift\n(meV/atom)"]
-    for axes, label in zip(panels, [*labels, "volume (Å$^3$)"], strict=False):
+    labels += ["volume (Å$^3$)"] if has_volume else []
+    labels += ["largest expected\nerror (eV/Å)"] if has_uncertainty else []
+    for axes, label in zip(panels, labels, strict=True):
         for record in records[:-1]:
             axes.axvline(record.time[-1], color="0.7", lw=0.8, ls="--", zorder=0)
         axes.spines[["top", "right"]].set_visible(False)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mlff_triton._common.torch_settings import with_own_settings
 from mlff_triton.engine.batch import Batch
@@ -79,16 +80,18 @@ class CpuDynamics(StepwiseDynamics):
         if len(which) == len(self._parts):
             outputs = self._evaluate_all(batch)
             self._forces.copy_(outputs.forces)
+            self._note_uncertainty(slice(None), _as_array(outputs.uncertainty))
             self._totals.copy_(outputs.totals.values)
             return
         systems = batch.systems()
         outputs = self._state.evaluate(Batch.concatenate([systems[k] for k in which]))
-        begin = 0
+        begin, known = 0, _as_array(outputs.uncertainty)
         for row, k in enumerate(which):
             part = self._parts[k]
             end = begin + part.stop - part.start
             self._forces[part] = outputs.forces[begin:end]
             self._totals[k] = outputs.totals.values[row]
+            self._note_uncertainty(part, None if known is None else known[begin:end])
             begin = end
 
     def _evaluate_all(self, batch: Batch) -> Outputs:
@@ -98,3 +101,7 @@ class CpuDynamics(StepwiseDynamics):
         except OverlappingAtomsError:
             self._blamed = self._state.neighbors.blamed
             raise
+
+
+def _as_array(values: Tensor | None) -> FloatArray | None:
+    return None if values is None else values.double().numpy()

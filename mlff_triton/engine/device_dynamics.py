@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -31,6 +32,7 @@ from mlff_triton.engine.motion import (
     Observation,
     State,
     Suspect,
+    UncertainAtomError,
     check_strain,
 )
 from mlff_triton.engine.step import Outputs
@@ -43,7 +45,7 @@ from mlff_triton.kernels.dynamics.descent import descend
 from mlff_triton.kernels.dynamics.integrator import advance
 from mlff_triton.kernels.dynamics.rescaling import choose_scale
 from mlff_triton.kernels.types.motion import Motion
-from mlff_triton.kernels.types.status import AGE, NOT_FINITE, STALE
+from mlff_triton.kernels.types.status import AGE, NOT_FINITE, STALE, UNCERTAIN
 
 DEPTH = 2
 """Blocks that are queued at a time."""
@@ -74,6 +76,7 @@ class Downloads:
         self._work = pinned(device, n_systems)
         self._totals = pinned(device, n_systems, WIDTH)
         self._progress = pinned(device, n_systems, 2)
+        self._uncertainty: Tensor | None = None  # once it is known
         self._event = torch.cuda.Event() if device.type == "cuda" else None
 
     def queue(
@@ -97,6 +100,11 @@ class Downloads:
             targets = [*self._atoms, *rest]
             for source, target in zip(sources, targets, strict=True):
                 target.copy_(source, non_blocking=True)
+            known = outputs.uncertainty
+            if known is not None:
+                if self._uncertainty is None:
+                    self._uncertainty = pinned(known.device, len(known), dtype=known.dtype)
+                self._uncertainty.copy_(known, non_blocking=True)
         if self._event is not None:
             self._event.record()
 
@@ -121,7 +129,10 @@ class Downloads:
         state = State(int(self.clock[0]), positions, velocities, *(t.numpy().copy() for t in rest))
         totals = Totals(self._totals.clone())
         progress = self._progress.numpy().copy()
-        return Observation(state, forces, totals.energy.numpy(), totals.virial.numpy(), progress)
+        known = self._uncertainty
+        uncertainty = None if known is None else known.numpy().astype(np.float64)
+        sums = totals.energy.numpy(), totals.virial.numpy()
+        return Observation(state, forces, *sums, progress, uncertainty)
 
 
 @dataclass
@@ -357,6 +368,9 @@ class DeviceDynamics:
         """Launch a step of the model, and of the integrator or the minimization."""
         outputs, motion, conditions = self._state.launch(), self._motion, self._conditions
         assert conditions is not None  # as `begin` precedes everything else
+        if conditions.most_uncertain is not None and outputs.uncertainty is not None:
+            above = outputs.uncertainty.amax() > conditions.most_uncertain
+            outputs.totals.status.add_(above * UNCERTAIN)  # so that no atom moves on
         forces, totals = outputs.forces, outputs.totals.values
         given = motion, forces, totals, conditions.integration
         if conditions.descent is not None:
@@ -403,6 +417,13 @@ class DeviceDynamics:
         self._contacts.note()
         self._since = 0
 
+    def _raise_uncertain(self, outputs: Outputs) -> None:
+        """Raise the error for atoms that the model is not sure of. This waits."""
+        assert outputs.uncertainty is not None
+        atoms = self._state.atoms
+        found = atoms.positions, atoms.cell, outputs.uncertainty.double()
+        raise UncertainAtomError.of(self.step + 1, *(tensor.cpu().numpy() for tensor in found))
+
     def _adapt(self, age: int, lifetime: int) -> None:
         """Choose the interval between neighbor matrices from how fast recent ones have aged."""
         if lifetime:
@@ -415,8 +436,11 @@ class DeviceDynamics:
         state, step = self._state, self.step
         self._repairs = self._repairs + 1 if step == self._repaired_at else 0
         self._repaired_at = step
-        worst = int(self._run_step().totals.status.max())
+        outputs = self._run_step()
+        worst = int(outputs.totals.status.max())
         check_strain(self._motion)
+        if worst & UNCERTAIN and not worst & ~(UNCERTAIN | AGE):  # otherwise it may be wrong
+            self._raise_uncertain(outputs)
         if worst & NOT_FINITE or not worst & (STALE | UNFIT):
             state.raise_problem(worst)
         if self._repairs > 2:

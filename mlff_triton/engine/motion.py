@@ -66,6 +66,8 @@ class Observation:
         ``dE/dstrain``, eV.
     progress : float64 [B, 2]
         Of a minimization, see `Motion`.
+    uncertainty : float64 [N], optional
+        Expected error of the force on each atom in eV/Å, if the model knows it.
     """
 
     state: State
@@ -73,6 +75,7 @@ class Observation:
     energy: FloatArray
     virial: FloatArray
     progress: FloatArray
+    uncertainty: FloatArray | None = None
 
 
 class Dynamics(Protocol):
@@ -137,6 +140,9 @@ class Conditions(NamedTuple):
         If given, energies are minimized instead.
     stiffness : float64 [B] or None
         As in `Motion`, for a barostat; None if unknown.
+    most_uncertain : float or None
+        Expected error of a force in eV/Å: a step in which one is larger ends the motion with an
+        `UncertainAtomError`.
     """
 
     integration: Integration
@@ -147,11 +153,44 @@ class Conditions(NamedTuple):
     barostat: Barostat | None = None
     descent: Descent | None = None
     stiffness: FloatArray | None = None
+    most_uncertain: float | None = None
 
     @property
     def constants(self) -> tuple[object, ...]:
         """Constants of captured launches; temperatures and streams may change."""
-        return self.integration, self.rescaling, self.barostat, self.descent
+        own = self.integration, self.rescaling, self.barostat, self.descent
+        return *own, self.most_uncertain
+
+
+class UncertainAtomError(SimulationError):
+    """A model is less sure of the force on an atom than a simulation demands.
+
+    Attributes
+    ----------
+    step : int
+        Number of the step.
+    positions : float64 [N, 3]
+        Positions of all atoms in Å in this step.
+    cell : float64 [B, 3, 3]
+        Lattice vectors (rows) in Å.
+    uncertainty : float64 [N]
+        Expected error of the force on each atom in eV/Å.
+    """
+
+    step: int
+    positions: FloatArray
+    cell: FloatArray
+    uncertainty: FloatArray
+
+    @classmethod
+    def of(
+        cls, step: int, positions: FloatArray, cell: FloatArray, uncertainty: FloatArray
+    ) -> UncertainAtomError:
+        """Return the error; parameters have the names of the attributes."""
+        error = cls(f"the model expects an error of {uncertainty.max():.3g} eV/Å in a force")
+        error.step, error.positions = step, positions
+        error.cell, error.uncertainty = cell, uncertainty
+        return error
 
 
 def check_strain(motion: Motion) -> None:

@@ -19,6 +19,7 @@ from mlff_triton.engine.motion import (
     Observation,
     State,
     Suspect,
+    UncertainAtomError,
     check_strain,
 )
 from mlff_triton.engine.totals import WIDTH, Totals
@@ -83,6 +84,7 @@ class StepwiseDynamics(ABC):
         self._forces = torch.zeros_like(positions)
         self._totals = torch.zeros(n_systems, WIDTH, dtype=torch.float64)
         self._energies = self._totals.numpy()[:, 0]
+        self._uncertainty: FloatArray | None = None
         self._minimized: FloatArray | None = None  # positions of the last evaluation
         self._is_evaluated = False
         self._queue: deque[tuple[int, bool]] = deque()
@@ -161,7 +163,22 @@ class StepwiseDynamics(ABC):
             self._evaluate()
             if not (np.isfinite(self._positions).all() and np.isfinite(self._energies).all()):
                 raise InputError("positions or energies are NaN or infinite")
+            self._check_certain()
             self._move()
+
+    def _check_certain(self) -> None:
+        """Raise an `UncertainAtomError` if a force is less certain than it has to be."""
+        known, most = self._uncertainty, self._conditions.most_uncertain
+        if known is not None and most is not None and known.max() > most:
+            found = self._positions.copy(), self._cells.copy(), known.copy()
+            raise UncertainAtomError.of(self.step + 1, *found)
+
+    def _note_uncertainty(self, part: slice, values: FloatArray | None) -> None:
+        """Keep the uncertainties of some atoms in eV/Å, if the model knows them."""
+        if values is not None:
+            if self._uncertainty is None:
+                self._uncertainty = np.full(len(self._positions), np.nan)
+            self._uncertainty[part] = values
 
     @with_own_settings
     def _move(self) -> None:
@@ -191,7 +208,9 @@ class StepwiseDynamics(ABC):
         arrays = (tensor.numpy().copy() for tensor in (*sources, motion.done_heat, motion.work))
         state, progress = State(self.step, *arrays), motion.progress.numpy().copy()
         forces = self._forces.numpy().copy()
-        return Observation(state, forces, sums.energy.numpy(), sums.virial.numpy(), progress)
+        known = None if self._uncertainty is None else self._uncertainty.copy()
+        results = sums.energy.numpy(), sums.virial.numpy()
+        return Observation(state, forces, *results, progress, known)
 
     def suspect(self) -> Suspect | None:
         """Return the atom to blame for an error; None if no forces are known."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import ase.io
 import numpy as np
 import pytest
@@ -72,3 +74,33 @@ def test_tables_have_a_column_of_it(run, known):
     assert parts[0].max() == pytest.approx(largest[0])
     assert np.isnan(parts[1]).all()
     assert parts[2].max() == pytest.approx(largest[1])
+
+
+def test_md_stops_and_saves_the_structure(run, known):
+    path, largest = known
+    ase.io.write("methane.xyz", molecule("CH4"), format="extxyz")
+    options = ("methane.xyz", *OPTIONS, path, "--steps", 6, "--every", 2)
+    code, out, err = run("md", *options, "--stop-at-uncertainty", largest[0] / 2)
+    assert code == 2
+    assert "stopped in step 0: the model expects an error of" in err
+    assert "atom" in err
+    assert "Traceback" not in out + err
+    saved = ase.io.read("md/uncertain.xyz")
+    assert saved.arrays["uncertainty"].max() == pytest.approx(largest[0], rel=1e-5)
+    code, _, err = run("md", "--restart", "md/restart.npz", "--stop-at-uncertainty", 1000)
+    assert (code, err) == (0, "")
+    assert "largest_uncertainty_eV_per_A" in Path("md/log.csv").read_text()
+
+
+@pytest.mark.parametrize("value", [0.3, 0, "nan"])
+def test_md_refuses_what_cannot_stop_before_it_writes(run, value, known):
+    path, _ = known
+    model = ("--model", path) if value != 0.3 else ()
+    code, _, err = run("md", "two.xyz", *model, "--device", "cpu", "--stop-at-uncertainty", value)
+    assert code == 2
+    assert err.count("\n") == 1
+    assert ("does not know its uncertainty" if value == 0.3 else "must be above 0 eV/Å") in err
+    ase.io.write("water.xyz", molecule("H2O"), format="extxyz")
+    code, _, err = run("md", "water.xyz", *model, "--device", "cpu", "--stop-at-uncertainty", value)
+    assert code == 2
+    assert err.count("\n") == 1

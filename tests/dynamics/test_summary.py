@@ -21,7 +21,7 @@ from tests.support.springs import Springs
 
 def stage(time, energy):
     return StageRecord(
-        "1-nve", time, time, energy, energy, time, energy, np.full(len(time), np.nan)
+        "1-nve", time, time, energy, energy, time, energy, *np.full((2, len(time)), np.nan)
     )
 
 

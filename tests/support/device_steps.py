@@ -32,7 +32,7 @@ MakeSteps = Callable[..., DeviceSteps]
 @cache
 def model(num_layers: int = 1) -> TensorNet:
     small = {"hidden_channels": 32, "num_rbf": 8, "num_layers": num_layers}
-    return uncertain(model_of(**small, cutoff_upper=CUTOFF))
+    return uncertain(model_of(**small, cutoff_upper=CUTOFF), limit=None)
 
 
 @cache

@@ -23,7 +23,9 @@ FORMATS = {"i": "%8d", "b": " %.1s"}  # by the kind of an array; texts have anot
 
 
 class ExtendedXYZTrajectory(TrajectoryFile):
-    """Text with positions, momenta, forces, masses, fixed atoms, energy, step, time and labels.
+    """Text with positions, momenta, forces, masses, uncertainties, fixed atoms, labels and more.
+
+    The comment has energy, step and time.
 
     Numbers have eight decimals; energy, time and cell have all their digits.
     Parameters and errors are those of `TrajectoryFile`.
@@ -38,6 +40,8 @@ class ExtendedXYZTrajectory(TrajectoryFile):
         columns = [frame.positions, frame.momenta, frame.forces]
         if frame.masses is not None:
             columns.append(frame.masses[:, None])
+        if frame.uncertainty is not None:
+            columns.append(frame.uncertainty[:, None])
         values = np.concatenate(columns, axis=1)
         rows = atom_lines(frame.numbers, values)
         words = [*frame.labels.values(), *([] if frame.fixed is None else [~frame.fixed])]
@@ -68,7 +72,8 @@ def _comment(frame: Frame) -> str:
     """Return the second line, as ASE writes it."""
     own = {"step": frame.step, "time_ps": frame.time_ps, "stage": frame.stage}
     if frame.masses is None and frame.fixed is None and not frame.labels:
-        comment = comment_of(frame.cell, frame.pbc, COLUMNS, {"energy": frame.energy})
+        columns = COLUMNS if frame.uncertainty is None else f"{COLUMNS}:uncertainty:R:1"
+        comment = comment_of(frame.cell, frame.pbc, columns, {"energy": frame.energy})
     else:
         comment = _comment_by_ase(frame)
     return with_info(comment, frame.info, own)
@@ -83,6 +88,9 @@ def _comment_by_ase(frame: Frame) -> str:
     if frame.masses is not None:
         atoms.set_masses(frame.masses[first])
         columns.append("masses")
+    if frame.uncertainty is not None:
+        atoms.set_array("uncertainty", frame.uncertainty[first])
+        columns.append("uncertainty")
     for name, array in frame.labels.items():
         atoms.set_array(name, array[first])
         columns.append(name)

@@ -51,6 +51,8 @@ class Frame:
         Masses in u, if they are not those of the elements.
     fixed : bool [N] or None
         Atoms that do not move, if there are any.
+    uncertainty : float64 [N] or None
+        Expected error of the force on each atom in eV/Å, if the model knows it.
     labels : dict of array [N]
         Names of atoms and residues for extended XYZ, as words or integers: some of `LABELS`.
     info : dict
@@ -69,6 +71,7 @@ class Frame:
     pbc: npt.NDArray[np.bool_]
     masses: Array | None = None
     fixed: npt.NDArray[np.bool_] | None = None
+    uncertainty: Array | None = None
     labels: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
 
@@ -98,5 +101,6 @@ class Frame:
     @property
     def nbytes(self) -> int:
         """Memory of the arrays in bytes."""
-        arrays = (self.numbers, self.positions, self.momenta, self.forces, self.masses)
-        return sum(array.nbytes for array in arrays if array is not None)
+        arrays = (self.numbers, self.positions, self.momenta, self.forces)
+        some = (self.masses, self.uncertainty)
+        return sum(array.nbytes for array in (*arrays, *some) if array is not None)

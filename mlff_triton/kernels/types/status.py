@@ -8,3 +8,5 @@ CONTACT, STALE, OVERLAP, SHORT, FAR, NOT_FINITE = (256 << bit for bit in range(6
 """Bits for each problem, the most severe one highest: the atom is closer to another one than their
 limits allow; it has moved too far, or lies on another one; rows are too short, or shifts too large,
 in the whole neighbor matrix; the atom's position is not finite."""
+UNCERTAIN = 256 << 6
+"""Bit of a system in which the model is less sure of an atom than a simulation demands."""

@@ -19,7 +19,13 @@ from mlff_triton.dynamics.conditions import minimizing
 from mlff_triton.dynamics.host_dynamics import HostDynamics
 from mlff_triton.engine import device_dynamics, device_state, step_graph
 from mlff_triton.engine.device_neighbors import Capacity
-from mlff_triton.engine.motion import Conditions, Dynamics, Observation, State
+from mlff_triton.engine.motion import (
+    Conditions,
+    Dynamics,
+    Observation,
+    State,
+    UncertainAtomError,
+)
 from mlff_triton.errors import InputError, OverlappingAtomsError
 from mlff_triton.kernels.types.motion import Barostat, Integration, Rescaling
 from mlff_triton.testing import random_cluster
@@ -81,7 +87,7 @@ def assert_equal(found: Observation, expected: Observation) -> None:
     for name in ("positions", "velocities", "cell", "heat", "work"):
         one, other = getattr(found.state, name), getattr(expected.state, name)
         np.testing.assert_array_equal(one, other, name)
-    for name in ("forces", "energy", "virial"):
+    for name in ("forces", "energy", "virial", "uncertainty"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), name)
 
 
@@ -96,6 +102,29 @@ def test_blocks_and_skins_change_no_bit(stage, new_steps):
     for stops, skin in (([2, 4, 6, 8], 0.1), ([6, 8], 1.0)):
         found = run(dynamics_of(new_steps, atoms, skin=skin), state, given, stops)[-1]
         assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("stage", ["verlet", "rescaling", "barostat"])
+@pytest.mark.parametrize("stops", [[1, 2, 3, 4, 5, 6, 7, 8], [4, 8], [8]])
+def test_no_atom_moves_on_from_an_uncertain_step(stage, stops, new_steps):
+    """The step is the first one above the limit, however steps are divided into blocks."""
+    atoms, given = crystal(3, "triclinic"), conditions(stage)
+    state = state_of(atoms, speed=0.3)
+    seen = run(dynamics_of(new_steps, atoms), state, given, list(range(1, 9)))
+    largest = np.array([each.uncertainty.max() for each in seen])
+    step = int(np.argmax(largest > np.maximum(largest[0], largest[1]) * (1 + 1e-9)))
+    assert step > 1, "the run must become less certain for this test"
+    limit = float(largest[:step].max() + largest[step]) / 2
+    dynamics = dynamics_of(new_steps, atoms)
+    with pytest.raises(UncertainAtomError) as stopped:
+        run(dynamics, state, given._replace(most_uncertain=limit), stops)
+    found = stopped.value
+    assert found.step == step == dynamics.step + 1
+    np.testing.assert_array_equal(found.uncertainty, seen[step].uncertainty)
+    np.testing.assert_array_equal(found.positions, seen[step].state.positions)
+    np.testing.assert_array_equal(found.cell, seen[step].state.cell)
+    free = run(dynamics_of(new_steps, atoms), state, given._replace(most_uncertain=1e9), stops)
+    assert_equal(free[-1], seen[-1])
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -86,6 +86,7 @@ SIMULATION: dict[str, tuple[str, ...]] = {  # options of simulations, and values
     "--device": ("cpu", "cpu,cpu"),
     "--exchange-every": ("0", "1", "2"),
     "--trajectory": ("xyz", "dcd", "xtc"),
+    "--stop-at-uncertainty": ("0.3", "1e-9", "0", "nan"),
     "--minimize": (),
     "--keep-velocities": (),
 }
