@@ -58,8 +58,10 @@ def warn_if_unusual(
         At most once.
     """
     session = getattr(calculator, "session", None)
-    limit = None if session is None else session.engine.uncertainty_limit
-    if uncertainty is None or limit is None or session.plausibility.has_judged:
+    if uncertainty is None or session is None or session.plausibility.has_judged:
+        return
+    limit = session.engine.uncertainty_limit
+    if limit is None:
         return
     for atoms, own in zip(systems, split(uncertainty, systems), strict=True):
         reason = unknown_atoms(atoms.numbers, own, limit)
