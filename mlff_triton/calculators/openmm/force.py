@@ -118,7 +118,7 @@ def create_openmm_force(
     >>> print(f"{energy.value_in_unit(openmm.unit.kilojoule_per_mole):.0f} kJ/mol")
     -13306 kJ/mol
     """
-    selection, box = _selected(topology_or_numbers, particles)
+    selection, box = selected(topology_or_numbers, particles)
     options = Options(
         model=model,
         periodic=box is not None if periodic is None else periodic,
@@ -134,7 +134,7 @@ def create_openmm_force(
     return force_of_selection(selection, options, box)
 
 
-def _selected(
+def selected(
     topology_or_numbers: Topology | ArrayLike, particles: Iterable[int] | None
 ) -> tuple[Selection, FloatArray | None]:
     """Return the atoms that the model computes, and the box of a topology, in nm."""
@@ -152,6 +152,16 @@ def force_of_selection(
 
     Atoms in a box, [3, 3] in nm, may be wrapped, even if the model is not periodic.
     """
+    recipe = recipe_of_selection(selection, options, box)
+    route, _ = choose_route(options.route, find_device(options.device))
+    force = _torch_force(recipe) if route == "torch" else _python_force(recipe)
+    force.setForceGroup(options.force_group)
+    force.setName(FORCE_NAME)
+    return force
+
+
+def recipe_of_selection(selection: Selection, options: Options, box: FloatArray | None) -> Recipe:
+    """Return the checked recipe of a force; arguments are those of `force_of_selection`."""
     charge = check_charge(options.charge)
     _check_options(options)
     lasting = lasting_model(options.model)
@@ -161,7 +171,7 @@ def force_of_selection(
         check_neutral(member.uses_charge, charge)
         _check_box(member, bool(options.periodic))
     is_torn = box is not None and not options.periodic and len(selection.numbers) > 1
-    recipe = Recipe(
+    return Recipe(
         model=lasting,
         numbers=selection.numbers,
         particles=selection.particles,
@@ -175,11 +185,6 @@ def force_of_selection(
         bonds=selection.bonds if is_torn else None,
         box=box if is_torn else None,
     )
-    route, _ = choose_route(options.route, find_device(options.device))
-    force = _torch_force(recipe) if route == "torch" else _python_force(recipe)
-    force.setForceGroup(options.force_group)
-    force.setName(FORCE_NAME)
-    return force
 
 
 def explain_openmm_route(device: str = "auto") -> str:
@@ -268,14 +273,29 @@ class EngineForce:
 
     def compute(self, state: openmm.State) -> tuple[float, NDArray[np.float64]]:
         """Compute energy and forces as a call does, and raise errors unchanged."""
-        prediction = self.engine.evaluate(self._update(state))
+        prediction = self.engine.evaluate(self._update(state, _positions(state)))
         energy = (prediction.energy.item() - self.recipe.shift) * EV_TO_KJ_PER_MOL
         return energy, prediction.forces.double().numpy() * (EV_TO_KJ_PER_MOL * NM)
 
-    def _update(self, state: openmm.State) -> Batch:
-        """Return the atoms of a State, of which only changed parts are checked again."""
+    def uncertainty(self, state: openmm.State) -> NDArray[np.float64]:
+        """Compute the expected error of the force on each atom in kJ/mol/nm.
+
+        Parameters
+        ----------
+        state : openmm.State
+            State of a whole System, with positions.
+        """
+        if not state.getDataTypes() & import_openmm().State.Positions:
+            raise InputError("the state has no positions: ask for getState(positions=True)")
+        positions, particles = _positions(state), self.recipe.particles
+        own = positions if particles is None else positions[particles]
+        found = self.engine.evaluate(self._update(state, own)).uncertainty
+        assert found is not None
+        return found.double().numpy() * (EV_TO_KJ_PER_MOL * NM)
+
+    def _update(self, state: openmm.State, positions: NDArray[np.float64]) -> Batch:
+        """Return atoms at positions in nm, of which only changed parts are checked again."""
         recipe = self.recipe
-        positions = _positions(state)
         positions *= NM
         if len(positions) != len(recipe.numbers):
             raise InputError(
