@@ -73,6 +73,7 @@ CRYSTALS: dict[str, Callable[[], System]] = {
 
 CASES: tuple[Case, ...] = (
     *_scaled("step", "random", systems.random_box, BOXES),
+    *_scaled("uncertainty", "uncertain", systems.random_box, CHARGED),  # to compare with "step"
     *_scaled("charged", "charged", systems.random_box, CHARGED),
     *_scaled("shipped", "shipped", systems.water, WATER),
     *(Case("matpes", name, build, "matpes", stress=True) for name, build in CRYSTALS.items()),

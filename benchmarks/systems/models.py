@@ -28,6 +28,16 @@ def random_model(channels: int = 128) -> TensorNet:
         return TensorNet(config).eval()
 
 
+def uncertain_model(channels: int = 128) -> TensorNet:
+    """Return the same weights with a map to uncertainties of as many rows as hidden values."""
+    model = random_model(channels)
+    n_hidden = model.readout.head.last_channels
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model.readout.uncertainty = torch.randn(n_hidden, n_hidden)
+    return model
+
+
 def charged_model(
     channels: int = 128,
     *,
@@ -97,6 +107,7 @@ def _single(model: str | Path) -> TensorNet:
 
 MODELS: dict[str, Callable[[], TensorNet]] = {
     "random": random_model,
+    "uncertain": uncertain_model,
     "charged": charged_model,
     "charged-vacuum": partial(charged_model, coulomb_cutoff=None),
     "repulsive": partial(charged_model, repulsion=True),

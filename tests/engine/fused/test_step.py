@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from ase import Atoms
+from triton.runtime.interpreter import GridExecutor
 
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.step import Outputs, evaluate_step
@@ -65,6 +66,32 @@ def test_agrees_with_the_exact_module(variant, device):
     batch = Batch(structures, [1, 0, -2], model.cutoff)
     p = Parameters.of(uncertain(model), torch.device(device), dtype)
     assert_same(on_cpu(run(batch, p, dtype, device)), batch.predict(model), dtype)
+
+
+def test_uncertainties_take_no_launch(monkeypatch, device):
+    """The kernel that computes the energies writes them, so that they cost next to nothing."""
+    if device != "cpu":
+        pytest.skip("launches are counted in the interpreter")
+    launched: list[str] = []
+    run_kernel = GridExecutor.__call__
+
+    def count(kernel, *arguments, **options):
+        launched.append(kernel.fn.__name__)
+        run_kernel(kernel, *arguments, **options)
+
+    model = model_of(num_layers=1)
+    batch = Batch([random_cluster(3)], [0], model.cutoff)
+    given = [Parameters.of(m, torch.device(device), torch.float32) for m in (model,)]
+    given.append(Parameters.of(uncertain(model), torch.device(device), torch.float32))
+    monkeypatch.setattr(GridExecutor, "__call__", count)
+    kernels, found = [], []
+    for p in given:
+        launched.clear()
+        found.append(run(batch, p, torch.float32, device))
+        kernels.append(list(launched))
+    assert kernels[0] == kernels[1]
+    assert "_scalar_head_kernel" in kernels[0]
+    assert [each.uncertainty is None for each in found] == [True, False]
 
 
 @pytest.mark.gpu
