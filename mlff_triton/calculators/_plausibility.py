@@ -146,7 +146,7 @@ class Plausibility:
     Attributes
     ----------
     has_judged : bool
-        True once `judge` has warned.
+        True once `judge` has warned, or if the caller does.
     """
 
     def __init__(
@@ -156,9 +156,10 @@ class Plausibility:
         self._has_warned = self.has_judged = False
         self._seen: set[int] = set()
 
-    def mute(self) -> None:
-        """Stop warning, because the caller warns."""
+    def mute(self, *, judges: bool = False) -> None:
+        """Stop warning of chemistry, because the caller warns, and of results if it judges them."""
         self._has_warned = True
+        self.has_judged = self.has_judged or judges
 
     def check(self, batch: Batch) -> None:
         """Refuse atoms of one system that are far too close, and warn once of unknown chemistry.
@@ -189,13 +190,13 @@ class Plausibility:
         UnknownChemistryWarning
             Once.
         """
-        if self._has_warned or self._limit is None or prediction.uncertainty is None:
+        if self.has_judged or self._limit is None or prediction.uncertainty is None:
             return
         known = prediction.uncertainty.numpy()
         if known.max() > self._limit:
             system = batch.system[known.argmax()]
             atoms = slice(batch.system_ptr[system], batch.system_ptr[system + 1])
-            self._has_warned = self.has_judged = True
+            self.has_judged = True
             reason = unknown_atoms(batch.numbers[atoms], known[atoms], self._limit)
             warnings.warn(reason, UnknownChemistryWarning, stacklevel=2)
 

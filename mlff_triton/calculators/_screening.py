@@ -84,6 +84,8 @@ class Screening:
     ----------
     session : Session
         The session that computes the structures.
+    judges : bool
+        True if the caller calls `judge` with all results, so that the session need not warn.
 
     Attributes
     ----------
@@ -91,8 +93,8 @@ class Screening:
         True if the chemistry of the model's training set is known.
     """
 
-    def __init__(self, session: Session) -> None:
-        session.plausibility.mute()
+    def __init__(self, session: Session, *, judges: bool = False) -> None:
+        session.plausibility.mute(judges=judges)
         self._engine = session.engine
         self.has_record = session.engine.known_domain is not None
         self._limit = session.engine.uncertainty_limit

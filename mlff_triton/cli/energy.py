@@ -75,7 +75,7 @@ def energy(
     backend = best_backend(loaded, device, dtype, len(images))
     calculator = TensorNetCalculator(loaded, device=device, dtype=dtype, backend=backend)
     names = [f"{name}, frame {k}" for name, k in labels]
-    results, remarks, screening = [], [], Screening(calculator.session)
+    results, remarks, screening = [], [], Screening(calculator.session, judges=True)
     for atoms, name in zip(images, names, strict=True):
         with labeled(name):
             remarks.append(screening.look(atoms))

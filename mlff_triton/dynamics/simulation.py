@@ -31,12 +31,7 @@ from mlff_triton.dynamics.settings import Settings
 from mlff_triton.dynamics.stages import Span
 from mlff_triton.dynamics.stiffness import measure_stiffness
 from mlff_triton.dynamics.systems import make_dynamics, put_state, state_of
-from mlff_triton.dynamics.uncertain import (
-    check_limit,
-    knows_uncertainty,
-    save_uncertain,
-    warn_if_unusual,
-)
+from mlff_triton.dynamics.uncertain import check_limit, knows_uncertainty, save_uncertain
 from mlff_triton.engine.motion import Conditions, Dynamics, Observation, UncertainAtomError
 from mlff_triton.errors import DeviceMemoryError, MlffTritonError, SimulationError
 
@@ -369,7 +364,6 @@ class Simulation:
         self._first = observe(self.systems, observation, self.settings, self.temperatures)
         if self._is_new:
             self._is_new = False
-            warn_if_unusual(self.systems, observation.uncertainty, self._calculator)
             self._record(observation, monitor)
         queued: deque[int] = deque()
         for stop in self._stops(span):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,12 +12,10 @@ from ase import Atoms
 from ase.calculators.calculator import Calculator
 
 from mlff_triton._common.files import replace_file
-from mlff_triton.calculators._plausibility import unknown_atoms
 from mlff_triton.dynamics import outputs
 from mlff_triton.dynamics.systems import name_atom, split
-from mlff_triton.engine.motion import FloatArray, UncertainAtomError
+from mlff_triton.engine.motion import UncertainAtomError
 from mlff_triton.errors import InputError
-from mlff_triton.model.known_domain import UnknownChemistryWarning
 from mlff_triton.model.prediction import check_has_uncertainty
 
 
@@ -36,38 +33,6 @@ def check_limit(limit: float | None, calculator: Calculator, *, is_divided: bool
     check_has_uncertainty(knows_uncertainty(calculator))
     if is_divided:
         raise InputError("a run on several devices cannot stop at an uncertainty: use one device")
-
-
-def warn_if_unusual(
-    systems: Sequence[Atoms], uncertainty: FloatArray | None, calculator: Calculator
-) -> None:
-    """Warn of the first system with an atom that is unlike those of the model's training set.
-
-    Parameters
-    ----------
-    systems : sequence of Atoms
-        The systems.
-    uncertainty : float64 [N] or None
-        Expected error of the force on each atom in eV/Å, if it is known.
-    calculator : Calculator
-        The calculator. Ours may have a limit.
-
-    Warns
-    -----
-    UnknownChemistryWarning
-        At most once.
-    """
-    session = getattr(calculator, "session", None)
-    if uncertainty is None or session is None or session.plausibility.has_judged:
-        return
-    limit = session.engine.uncertainty_limit
-    if limit is None:
-        return
-    for atoms, own in zip(systems, split(uncertainty, systems), strict=True):
-        reason = unknown_atoms(atoms.numbers, own, limit)
-        if reason:
-            warnings.warn(reason, UnknownChemistryWarning, stacklevel=2)
-            return
 
 
 def save_uncertain(

@@ -192,7 +192,7 @@ class SinglePoints:
     def start(self, device: str) -> Callable[[list[Piece]], Done]:
         """Load the model, and return the function that computes pieces of the input."""
         calculator = TensorNetCalculator(self.model, device=device, dtype=self.dtype)
-        screening = Screening(calculator.session)
+        screening = Screening(calculator.session, judges=True)
 
         def compute(pieces: list[Piece]) -> Done:
             parsed = chain.from_iterable(piece.parse() for piece in pieces)

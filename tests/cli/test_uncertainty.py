@@ -104,3 +104,13 @@ def test_md_refuses_what_cannot_stop_before_it_writes(run, value, known):
     code, _, err = run("md", "water.xyz", *model, "--device", "cpu", "--stop-at-uncertainty", value)
     assert code == 2
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["relax", "vibrations", "md"])
+def test_other_commands_warn_once_of_an_atom_above_the_limit(run, known, tmp_path, command):
+    path = save(tmp_path / "limited.safetensors", known[1][0] / 2)
+    ase.io.write("methane.xyz", molecule("CH4"), format="extxyz")
+    few = {"relax": ("--steps", 3), "vibrations": (), "md": ("--steps", 4)}[command]
+    with pytest.warns(UnknownChemistryWarning, match="the model expects an error of") as seen:
+        run(command, "methane.xyz", *OPTIONS, path, *few)
+    assert len([w for w in seen if w.category is UnknownChemistryWarning]) == 1
