@@ -13,7 +13,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 
 from mlff_triton import Engine, load_model
 from mlff_triton.model.tensornet import TensorNet
-from mlff_triton.testing import assert_close
+from mlff_triton.testing import assert_close, random_cluster
 from mlff_triton.training.batches import GraphData
 from mlff_triton.training.evaluation import evaluate
 from mlff_triton.training.labels import Labels
@@ -29,7 +29,9 @@ from mlff_triton.training.uncertainty import (
     lengths_of,
     predicted_errors,
 )
+from tests.support.charged import charged_model
 from tests.support.labeled import labeled
+from tests.support.tensornets import model_of
 
 BEGIN = Architecture(channels=8, layers=1, rbf=6, cutoff=4.0)
 
@@ -103,6 +105,36 @@ def test_results_do_not_depend_on_batches(model, data, monkeypatch):
     learn_uncertainty(model, data, TRAIN, VALID, errors)
     assert_close(model.readout.uncertainty.T @ model.readout.uncertainty, weight.T @ weight, 1)
     assert model.uncertainty_limit == pytest.approx(limit)
+
+
+OTHERS = {
+    "gated": lambda: model_of(head="gated", cutoff_upper=4.0),
+    "TensorNet2": lambda: charged_model(coulomb_cutoff=4.0, head_layers=1),
+    "TensorNet2, no Coulomb energy": lambda: charged_model(coulomb=False, cutoff_upper=4.0),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_heads_and_architectures_learn_theirs(kind):
+    other = OTHERS[kind]()
+    rng = np.random.default_rng(0)
+    structures = []
+    for k in range(28):
+        atoms = random_cluster(4 + k % 3, seed=k)
+        forces = rng.normal(size=(len(atoms), 3))
+        atoms.calc = SinglePointCalculator(atoms, energy=-1.0, forces=forces)
+        structures.append(atoms)
+    data = graphs_of(*structures)
+    errors = evaluate(other, data, VALID, SIZE)
+    assert learn_uncertainty(other, data, TRAIN, VALID, errors, SIZE)
+    last = other.readout.head.last_channels
+    assert other.readout.uncertainty.shape == (last, last)
+    found = predicted_errors(other, data, VALID, SIZE)
+    assert_close(found.mean(), lengths_of(errors).mean(), 0)
+    first = slice(*data.atom_start[[int(VALID[0]), int(VALID[0]) + 1]].tolist())
+    engine = Engine(other, "cpu", "float64")
+    again = engine.compute(data.numbers[first], data.positions[first]).uncertainty
+    assert_close(again, found[: len(again)], 0)
 
 
 def test_the_test_set_is_judged_if_there_is_one(model, data):
