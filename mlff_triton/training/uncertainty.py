@@ -6,7 +6,8 @@ The sum runs over the last hidden values h of the readout, of all atoms of the t
 the Laplace approximation of the last layer, whose prior s^2 and scale alpha are fitted to the
 errors of forces in the validation set (https://doi.org/10.1088/2632-2153/ad805f). The error of a
 force counts as a vector of three normally distributed components, whose standard deviation is a
-multiple of u: s^2 is the most likely one. Then alpha makes the mean of u that of the errors.
+multiple of u: s^2 is the most likely one, or a larger one that is hardly less likely, with which
+rounding errors are smaller. Then alpha makes the mean of u that of the errors.
 """
 
 from __future__ import annotations
@@ -28,8 +29,14 @@ BAD = 0.22
 """Error of a force in eV/Å, 5 kcal/mol/Å, above which a structure counts as badly described."""
 FALSE_ALARMS = 0.1
 """Share of the well described structures of the validation set that exceed the limit."""
-PRIORS = 10.0 ** np.arange(-10, 2.1, 0.5)
-"""Values of s^2 to choose from, relative to the mean eigenvalue of the sum."""
+PRIORS = 10.0 ** np.arange(-6, 2.1, 0.5)
+"""Values of s^2 to choose from, relative to the mean eigenvalue of the sum.
+
+With smaller ones, hidden values that hardly vary in the training set would be multiplied by more
+than their digits in float32 allow.
+"""
+AS_LIKELY = 1e-3
+"""Difference of logarithms of likelihoods per atom up to which priors count as equally likely."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +211,7 @@ def _most_likely(
     lengths: Array,
     spectrum: tuple[Array, Array, Array],
 ) -> float | None:
-    """Return the prior under which errors are most likely, or None if that is undefined."""
+    """Return the largest of the most likely priors, or None if none has a likelihood."""
     values, vectors, priors = spectrum
     logs, squares = np.zeros(len(priors)), np.zeros(len(priors))
     first = 0
@@ -217,10 +224,12 @@ def _most_likely(
             squares += (np.square(some)[:, None] / variances).sum(0)
         first += len(along)
     with np.errstate(divide="ignore", invalid="ignore"):
-        likelihoods = -logs - first * np.log(squares)  # for the most likely alpha, times 2 / 3
-    if not np.isfinite(likelihoods).any():
+        likelihoods = -1.5 * (logs + first * np.log(squares))  # for the most likely alpha
+    known = np.isfinite(likelihoods)
+    if not known.any():
         return None
-    return float(priors[np.nanargmax(np.where(np.isfinite(likelihoods), likelihoods, np.nan))])
+    least = likelihoods[known].max() - AS_LIKELY * first
+    return float(priors[known & (likelihoods >= least)].max())
 
 
 def _hidden(model: TensorNet, data: GraphData, chosen: Tensor) -> Iterator[Tensor]:
