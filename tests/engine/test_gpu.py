@@ -30,7 +30,7 @@ from mlff_triton.testing import (
     water_box,
 )
 from mlff_triton.units import ENERGY_UNITS
-from tests.support.tensornets import ZBL, model_of
+from tests.support.tensornets import ZBL, model_of, uncertain
 
 pytestmark = [
     pytest.mark.gpu,
@@ -69,10 +69,14 @@ SYSTEMS = {
 )
 @pytest.mark.parametrize("channels", [32, 64, 128])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_system_has_the_same_bits_alone_and_in_a_batch(atoms, count, channels, dtype) -> None:
-    calculator = TensorNetCalculator(
-        model_of(hidden_channels=channels), device="cuda", dtype=dtype, backend="triton"
-    )
+@pytest.mark.parametrize("knows", [False, True], ids=["plain", "uncertain"])
+def test_a_system_has_the_same_bits_alone_and_in_a_batch(
+    atoms, count, channels, dtype, knows
+) -> None:
+    model = model_of(hidden_channels=channels)
+    if knows:
+        uncertain(model, channels // 2, None)
+    calculator = TensorNetCalculator(model, device="cuda", dtype=dtype, backend="triton")
     others = [atoms.copy() for _ in range(count - 1)]
     for seed, other in enumerate(others):
         other.rattle(0.02, seed=seed)
@@ -80,6 +84,8 @@ def test_a_system_has_the_same_bits_alone_and_in_a_batch(atoms, count, channels,
     *_, last = calculator.calculate_many([*others, atoms])
     assert last["energy"] == alone["energy"]
     np.testing.assert_array_equal(last["forces"], alone["forces"])
+    if knows:
+        np.testing.assert_array_equal(last["uncertainty"], alone["uncertainty"])
 
 
 def test_graphs_follow_graphs_that_are_all_gone() -> None:
@@ -106,6 +112,19 @@ def test_gpu_agrees_with_float64_on_the_cpu(name: str, dtype: str) -> None:
         virial = len(atoms) * np.abs(expected["forces"]).max() / atoms.get_volume()  # times 1 Å
         allowed = tolerance(1, dtype)
         assert_within(actual["stress"], expected["stress"], allowed, floor=virial)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("backend", ["triton-graph", "triton", "torch", "exact"])
+def test_uncertainties_agree_with_float64_on_the_cpu(name: str, dtype: str, backend: str) -> None:
+    model = uncertain(model_of(hidden_channels=128, cutoff_upper=5.0), 64, None)
+    truth = TensorNetCalculator(model, device="cpu", dtype="float64", backend="exact")
+    ours = TensorNetCalculator(model, device="cuda", dtype=dtype, backend=backend)
+    (expected,) = truth.calculate_many([SYSTEMS[name]])
+    for _ in range(2):
+        (actual,) = ours.calculate_many([SYSTEMS[name]])
+        assert_close(actual["uncertainty"], expected["uncertainty"], 1, dtype)
 
 
 @pytest.mark.parametrize("name", ["cluster", "triclinic"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import ase.io
@@ -107,6 +108,18 @@ def test_results_do_not_depend_on_batches(model, data, monkeypatch):
     learn_uncertainty(model, data, TRAIN, VALID, errors)
     assert_close(model.readout.uncertainty.T @ model.readout.uncertainty, weight.T @ weight, 1)
     assert model.uncertainty_limit == pytest.approx(limit)
+
+
+@pytest.mark.gpu
+def test_a_gpu_learns_the_same(model, data):
+    errors = evaluate(model, data, VALID, SIZE)
+    other = copy.deepcopy(model).cuda()
+    for each in (model, other):
+        assert learn_uncertainty(each, data, TRAIN, VALID, errors, SIZE)
+    assert other.readout.uncertainty.is_cuda
+    squares = [m.readout.uncertainty.T @ m.readout.uncertainty for m in (model, other)]
+    assert_close(squares[1].cpu(), squares[0], 1)
+    assert other.uncertainty_limit == pytest.approx(model.uncertainty_limit)
 
 
 OTHERS = {
