@@ -112,10 +112,10 @@ def test_results_do_not_depend_on_batches(model, data, monkeypatch):
 
 @pytest.mark.gpu
 def test_a_gpu_learns_the_same(model, data):
-    errors = evaluate(model, data, VALID, SIZE)
+    errors = evaluate(model, data, VALID)
     other = copy.deepcopy(model).cuda()
     for each in (model, other):
-        assert learn_uncertainty(each, data, TRAIN, VALID, errors, SIZE)
+        assert learn_uncertainty(each, data, TRAIN, VALID, errors)
     assert other.readout.uncertainty.is_cuda
     squares = [m.readout.uncertainty.T @ m.readout.uncertainty for m in (model, other)]
     assert_close(squares[1].cpu(), squares[0], 1)
@@ -140,11 +140,11 @@ def test_other_heads_and_architectures_learn_theirs(kind):
         atoms.calc = SinglePointCalculator(atoms, energy=-1.0, forces=forces)
         structures.append(atoms)
     data = graphs_of(*structures)
-    errors = evaluate(other, data, VALID, SIZE)
-    assert learn_uncertainty(other, data, TRAIN, VALID, errors, SIZE)
+    errors = evaluate(other, data, VALID)
+    assert learn_uncertainty(other, data, TRAIN, VALID, errors)
     last = other.readout.head.last_channels
     assert other.readout.uncertainty.shape == (last, last)
-    found = predicted_errors(other, data, VALID, SIZE)
+    found = predicted_errors(other, data, VALID)
     assert_close(found.mean(), lengths_of(errors).mean(), 0)
     first = slice(*data.atom_start[[int(VALID[0]), int(VALID[0]) + 1]].tolist())
     engine = Engine(other, "cpu", "float64")
