@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,12 +13,17 @@ from mlff_triton.training.batches import GraphData
 from mlff_triton.training.evaluation import evaluate, rmse
 from mlff_triton.training.frames import Array
 
+MOST = 10_000
+"""Structures to fit to, of which fewer would do: a fit has one number per element."""
+LEAST = 200
+"""Structures with each element, if there are as many."""
+
 
 def fit_references(model: TensorNet, data: GraphData, chosen: Tensor) -> Array:
     """Change the energies of the elements so that the model explains the labels best.
 
     The change is the smallest that minimizes the squared errors of energies per atom. Elements that
-    the structures lack keep their energies.
+    the structures lack keep their energies. Of many structures, `sample` chooses some.
 
     Parameters
     ----------
@@ -32,7 +39,7 @@ def fit_references(model: TensorNet, data: GraphData, chosen: Tensor) -> Array:
     float64 [elements]
         Change of the energy of each element in eV.
     """
-    errors = evaluate(model, data, chosen)
+    errors = evaluate(model, data, sample(data, chosen, model.config.elements))
     counts = errors.frames.counts(model.config.elements)
     fractions = counts / errors.frames.n_atoms[:, None]
     change = np.linalg.lstsq(fractions, -errors.per_atom, rcond=None)[0]
@@ -53,4 +60,37 @@ def fit_scale(model: TensorNet, data: GraphData, chosen: Tensor) -> None:
     if model.has_charges:
         model.std.fill_(1.0)
         return
-    model.std.fill_(rmse(evaluate(model, data, chosen).forces) or 1.0)
+    some = sample(data, chosen, model.config.elements)
+    model.std.fill_(rmse(evaluate(model, data, some).forces) or 1.0)
+
+
+def sample(data: GraphData, chosen: Tensor, elements: Sequence[int]) -> Tensor:
+    """Choose some of many structures, among them enough with each element.
+
+    Parameters
+    ----------
+    data : GraphData
+        The structures.
+    chosen : int64 [C]
+        Indices of those to choose from.
+    elements : sequence of int
+        Atomic numbers.
+
+    Returns
+    -------
+    int64 [n]
+        All of ``chosen`` if these are few. Otherwise about `MOST`, in the same order.
+    """
+    if len(chosen) <= MOST:
+        return chosen
+    counts = data.frames.counts(elements)[chosen.numpy()]
+    kept = np.zeros(len(chosen), dtype=bool)
+    kept[_spaced(np.arange(len(chosen)), MOST)] = True
+    for column in counts.T:
+        kept[_spaced(np.flatnonzero(column), LEAST)] = True
+    return chosen[torch.from_numpy(kept)]
+
+
+def _spaced(values: Array, most: int) -> Array:
+    """Return at most ``most`` values in equal distances."""
+    return values[np.linspace(0, len(values) - 1, min(most, len(values))).astype(np.int64)]

@@ -17,6 +17,7 @@ from mlff_triton import TensorNet, TensorNetConfig
 from mlff_triton.errors import InputError
 from mlff_triton.model import prediction, tensornet
 from mlff_triton.testing import assert_within
+from mlff_triton.training import references
 from mlff_triton.training.averaging import WeightAverage
 from mlff_triton.training.batches import GraphData, Size, shuffled
 from mlff_triton.training.evaluation import evaluate
@@ -157,6 +158,19 @@ def test_references_of_the_elements_are_found(model, data):
     change = fit_references(model, data, chosen)
     assert np.allclose(model.references, before + torch.from_numpy(change))
     assert np.abs(fit_references(model, data, chosen)).max() < 1e-6
+
+
+def test_fits_of_many_structures_have_enough_of_each_element(data, monkeypatch):
+    monkeypatch.setattr(references, "MOST", 3)
+    monkeypatch.setattr(references, "LEAST", 2)
+    elements, chosen = tuple(REFERENCES), torch.arange(len(data.frames))
+    some = references.sample(data, chosen, elements)
+    assert 3 <= len(some) < len(chosen)
+    assert (some.diff() > 0).all()
+    counts = data.frames.counts(elements)
+    found, known = (counts[k.numpy()] > 0 for k in (some, chosen))
+    assert (found.sum(0) >= np.minimum(known.sum(0), 2)).all()
+    assert torch.equal(references.sample(data, chosen[:3], elements), chosen[:3])
 
 
 def test_elements_without_samples_keep_their_energies(data):

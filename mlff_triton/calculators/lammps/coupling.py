@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -158,6 +159,7 @@ def couple(
         numbers = find_numbers(lmp, elements)
         if not skin > 0:
             raise InputError(f"skin={skin!r} must be a positive length in Å")
+        gc.collect()  # closed instances of LAMMPS and their couplings refer to each other
         engine = Engine(model, chosen, dtype, backend)
         if backend == "auto" and not is_best(engine, comm.size):
             engine = Engine(model, chosen, dtype, "torch")

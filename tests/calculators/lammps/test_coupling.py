@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -500,6 +501,17 @@ def test_ghosts_are_not_computed_in_full_by_default() -> None:
         assert is_best(engine, 2) == (backend != "exact")
         engine = Engine(charged_model(), "cpu", "float64", backend)
         assert is_best(engine, 1) == (backend != "exact")
+
+
+def test_a_closed_coupling_leaves_its_memory_to_the_next_one() -> None:
+    lmp = start(ATOMS)
+    coupling = coupled(lmp)
+    engine = weakref.ref(coupling.engine)
+    lmp.command("run 0 post no")
+    lmp.close()
+    del lmp, coupling
+    coupled(start(ATOMS))
+    assert engine() is None
 
 
 def test_the_engine_is_that_of_the_options() -> None:
