@@ -142,6 +142,7 @@ def labeling(training_modules, folder, stand_in, small, **options):
     arguments = {
         "teacher": stand_in, "conformers": folder / "conformers.npz", "out": folder / "data",
         "device": "cpu", "workers": 1, "minutes": 5.0, "limit": None,
+        "share": (0, 1),
     }  # fmt: skip
     (folder / "data").mkdir(exist_ok=True)
     return training_modules("label_data"), argparse.Namespace(**(arguments | options))
@@ -197,6 +198,20 @@ def test_interrupted_labeling_resumes(stand_in, small, tmp_path, training_module
     stand_in.write_bytes(stand_in.read_bytes() + b"\0")
     with pytest.raises(SystemExit, match="choose another --out"):
         module.run(arguments)
+
+
+def test_processes_share_the_parts(stand_in, small, tmp_path, training_modules):
+    found = []
+    for share in ((0, 2), (1, 2)):
+        module, arguments = labeling(training_modules, tmp_path, stand_in, small, share=share)
+        module.PART = 4
+        module.run(arguments)
+        found.append(len(list((tmp_path / "data").iterdir())))
+    assert found == [2, 3]
+    assert module.share("1/4") == (1, 4)
+    for text in ("4/4", "-1/4", "1/0"):
+        with pytest.raises(argparse.ArgumentTypeError, match="the first of four processes"):
+            module.share(text)
 
 
 def test_small_molecules_come_in_turns(small, training_modules):

@@ -3,8 +3,8 @@
 Usage: ``python label_data.py --teacher aimnet2_wb97m-d3_ens.jpt --conformers conformers.npz``
 
 The work is cut into parts, of neutral or of charged molecules. Each writes one HDF5 file
-atomically, so the same command resumes a run that was interrupted. Needs h5py: ``pip install
-mlff-triton[tables]``.
+atomically, so the same command resumes a run that was interrupted. Several processes, each with a
+GPU of its own, take a ``--share`` of the parts. Needs h5py: ``pip install mlff-triton[tables]``.
 """
 
 from __future__ import annotations
@@ -198,9 +198,10 @@ def run(args: argparse.Namespace) -> None:
     """Label all unfinished parts, while other processes sample the next ones."""
     structures = load_structures(args.conformers)
     source = source_of(args.conformers, args.teacher)
-    parts = plan(structures)
-    todo = list(unfinished(parts[: args.limit], args.out, source))
-    print(f"{len(todo)} of {len(parts[: args.limit])} parts to do", flush=True)
+    number, count = args.share
+    parts = plan(structures)[: args.limit][number::count]
+    todo = list(unfinished(parts, args.out, source))
+    print(f"{len(todo)} of {len(parts)} parts to do", flush=True)
     teacher = load_teacher(args.teacher, args.device)
     make = functools.partial(sampled, partners=Partners.among(structures))
     os.environ |= dict.fromkeys(THREAD_VARIABLES, "1")  # workers read them when they load NumPy
@@ -219,6 +220,14 @@ def ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+def share(text: str) -> tuple[int, int]:
+    """Return the number of a process, from 0 on, and that of all, of a text such as 0/4."""
+    number, count = (int(part) for part in text.split("/"))
+    if not 0 <= number < count:
+        raise argparse.ArgumentTypeError(f"{text}: the first of four processes has 0/4")
+    return number, count
+
+
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -229,6 +238,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes that sample")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="time limit")
     parser.add_argument("--limit", type=int, help="number of parts, for a trial run")
+    parser.add_argument(
+        "--share", type=share, default=(0, 1), help="such as 0/4, on the first GPU of four"
+    )
     args = parser.parse_args()
     for path in (args.teacher, args.conformers):
         if not path.is_file():
