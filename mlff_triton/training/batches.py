@@ -136,6 +136,17 @@ class GraphData:
         """Return a size that nearly all batches of ``count`` structures fit in."""
         return Size.of_most(*self._sizes, count)
 
+    def common_size(self, parts: Sequence[Tensor]) -> Size:
+        """Return a size that each of some batches fits in."""
+        n_atoms, n_edges = ([int(sizes[k].sum()) for k in parts] for sizes in self._sizes)
+        structures = 1 + max(map(len, parts))
+        others = max(count - len(k) for count, k in zip(n_atoms, parts, strict=True))
+        return Size(others + structures + 1, structures, 2 * math.ceil(max(n_edges) / 2))
+
+    def n_atoms(self, chosen: Tensor) -> int:
+        """Return the number of atoms of some structures."""
+        return int(self._sizes[0][chosen].sum())
+
     def parts(self, chosen: Tensor, most: int) -> Iterator[Tensor]:
         """Cut structures into batches of at most ``most`` edges, or of single structures."""
         n_atoms, n_edges = self._sizes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from mlff_triton.model.config import SYMBOLS
 from mlff_triton.model.tensornet import TensorNet
-from mlff_triton.training.batches import GraphData
+from mlff_triton.training.batches import Batch, GraphData
 from mlff_triton.training.frames import Array, Frames
 from mlff_triton.training.loss import BatchErrors, Loss, errors_of
 
@@ -118,10 +119,10 @@ def evaluate(
     Errors
     """
     results, sums = [], []
-    for some in data.parts(chosen, most or most_edges(model)):
-        batch = data.batch(some)
+    for some, batch in batches_of(model, data, chosen, most):
         errors = errors_of(model, batch, create_graph=False)
-        results.append([column.double() for column in _columns(errors)])
+        counts = len(some), data.n_atoms(some)
+        results.append([column[:n].double() for column, n in _columns(errors, *counts)])
         if loss is not None:
             sums.append(loss.sums(errors, batch))
     frames = data.frames.select(chosen.numpy())
@@ -137,6 +138,25 @@ def evaluate(
     return Errors(frames, energy, forces, stress, charges, dipole, value)
 
 
+def batches_of(
+    model: TensorNet, data: GraphData, chosen: Tensor, most: int | None = None
+) -> Iterator[tuple[Tensor, Batch]]:
+    """Yield indices of structures and large batches of them, on the device of a model.
+
+    On a GPU, filler gives all batches one size, so that they use the same memory: to allocate other
+    blocks for each takes longer than to compute it. Arguments are those of `evaluate`.
+    """
+    parts = list(data.parts(chosen, most or most_edges(model)))
+    size = data.common_size(parts) if parts and pads(model) else None
+    for some in parts:
+        yield some, data.batch(some, size)
+
+
+def pads(model: TensorNet) -> bool:
+    """Return True if batches that a model evaluates are to have one size."""
+    return bool(model.std.is_cuda)
+
+
 def most_edges(model: TensorNet) -> int:
     """Return the number of edges of a large batch that fits in memory."""
     room, device = HOST_BYTES, model.std.device
@@ -145,12 +165,14 @@ def most_edges(model: TensorNet) -> int:
     return room // (BYTES * model.config.hidden_channels)
 
 
-def _columns(errors: BatchErrors) -> tuple[Tensor, ...]:
-    """Return the errors of all labels; NaN for charges and dipoles if the model has none."""
+def _columns(errors: BatchErrors, n_structures: int, n_atoms: int) -> list[tuple[Tensor, int]]:
+    """Return the errors of all labels, NaN for those a model lacks, with their rows but filler."""
     charges, dipole = errors.charges, errors.dipole
     if charges is None or dipole is None:
         charges, dipole = errors.forces[:, 0] * math.nan, errors.virial[:, 0] * math.nan
-    return errors.energy, errors.forces, errors.virial, charges, dipole
+    columns = errors.energy, errors.forces, errors.virial, charges, dipole
+    rows = n_structures, n_atoms, n_structures, n_atoms, n_structures
+    return list(zip(columns, rows, strict=True))
 
 
 def _by_key(keys: Array, count: int) -> tuple[Array, Array]:

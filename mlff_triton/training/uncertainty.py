@@ -22,7 +22,7 @@ from torch import Tensor
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.graph import Graph
 from mlff_triton.training.batches import LISTED, GraphData
-from mlff_triton.training.evaluation import Errors, most_edges
+from mlff_triton.training.evaluation import Errors, batches_of
 from mlff_triton.training.frames import Array
 
 BAD = 0.22
@@ -237,14 +237,13 @@ def _hidden(model: TensorNet, data: GraphData, chosen: Tensor) -> Iterator[Tenso
     seen: list[Tensor] = []
     handle = model.readout.register_forward_hook(lambda _, __, found: seen.append(found[1]))
     try:
-        for some in data.parts(chosen, most_edges(model)):
-            batch = data.batch(some)
+        for some, batch in batches_of(model, data, chosen):
             graph = Graph(**{name: batch[name] for name in LISTED})
             system = batch["batch"]
             vectors = graph.vectors(batch["pos"], batch["cell"], system).to(model.dtype)
             with torch.no_grad():
                 model.atom_results(batch["z"], vectors, graph, batch["q"][system], system)
-            yield seen.pop()
+            yield seen.pop()[: data.n_atoms(some)]
     finally:
         handle.remove()
 

@@ -20,6 +20,7 @@ from mlff_triton.model import prediction, tensornet, tensornet2
 from mlff_triton.model.prediction import predict
 from mlff_triton.neighbors.neighbor_list import neighbor_list
 from mlff_triton.testing import assert_within
+from mlff_triton.training import evaluation
 from mlff_triton.training.batches import GraphData
 from mlff_triton.training.evaluation import evaluate
 from mlff_triton.training.labels import Labels, parse_keys
@@ -205,11 +206,16 @@ def test_without_labels_of_charges_only_energies_and_forces_count():
     assert len(errors.known_charges) == len(errors.known_dipoles) == 0
 
 
-def test_errors_do_not_depend_on_batches():
+@pytest.mark.parametrize(("most", "pads"), [(1, False), (1, True), (60, True), (10**9, True)])
+def test_errors_do_not_depend_on_batches(monkeypatch, most, pads):
     model = new_model()
     data = data_of(model)
-    whole, parts = (evaluate(model, data, CHOSEN, Loss(), most) for most in (10**9, 1))
-    for name in ("energy", "charges", "dipole", "loss"):
+    whole = evaluate(model, data, CHOSEN, Loss(), 10**9)
+    monkeypatch.setattr(evaluation, "pads", lambda _: pads)
+    shapes = [batch["pos"].shape for _, batch in evaluation.batches_of(model, data, CHOSEN, most)]
+    assert (len(set(shapes)) == 1) is (pads or len(shapes) == 1)
+    parts = evaluate(model, data, CHOSEN, Loss(), most)
+    for name in ("energy", "forces", "charges", "dipole", "loss"):
         found, expected = getattr(whole, name), getattr(parts, name)
         assert np.allclose(found, expected, equal_nan=True, rtol=1e-9)
     known = data.frames.select(CHOSEN.numpy())

@@ -104,7 +104,8 @@ def test_results_do_not_depend_on_batches(model, data, monkeypatch):
     errors = evaluate(model, data, VALID)
     learn_uncertainty(model, data, TRAIN, VALID, errors)
     weight, limit = model.readout.uncertainty.clone(), model.uncertainty_limit
-    monkeypatch.setattr("mlff_triton.training.uncertainty.most_edges", lambda _: 40)
+    monkeypatch.setattr("mlff_triton.training.evaluation.most_edges", lambda _: 40)
+    monkeypatch.setattr("mlff_triton.training.evaluation.pads", lambda _: True)  # as on a GPU
     learn_uncertainty(model, data, TRAIN, VALID, errors)
     assert_close(model.readout.uncertainty.T @ model.readout.uncertainty, weight.T @ weight, 1)
     assert model.uncertainty_limit == pytest.approx(limit)
