@@ -147,9 +147,8 @@ def test_other_heads_and_architectures_learn_theirs(kind):
     assert other.readout.uncertainty.shape == (last, last)
     found = predicted_errors(other, data, VALID)
     assert_close(found.mean(), lengths_of(errors).mean(), 0)
-    first = slice(*data.atom_start[[int(VALID[0]), int(VALID[0]) + 1]].tolist())
-    engine = Engine(other, "cpu", "float64")
-    again = engine.compute(data.numbers[first], data.positions[first]).uncertainty
+    first = data.frames.select(VALID[:1].numpy())
+    again = Engine(other, "cpu", "float64").compute(first.numbers, first.positions).uncertainty
     assert_close(again, found[: len(again)], 0)
 
 
