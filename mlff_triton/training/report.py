@@ -113,9 +113,9 @@ def _trust(judgement: Judgement | None) -> list[str]:
     )
     flags = (
         f"The limit is {_milli(limit)} meV/Å: {FALSE_ALARMS:.0%} of the structures in the "
-        f"validation set whose errors are at most {_milli(BAD)} meV/Å have an atom above it. "
-        f"Of the {judgement.part} set, it flags {_share(*good)} of these structures, and "
-        f"{_share(*bad)} of those with a larger error."
+        f"validation set whose errors are at most {_milli(BAD)} meV/Å, or of all if there are "
+        f"none, have an atom above it. Of the {judgement.part} set, it flags {_share(*good)} of "
+        f"those with such errors, and {_share(*bad)} of those with larger ones."
     )
     return [
         f"## Uncertainty, {judgement.part}",
