@@ -26,7 +26,9 @@ from teacher import load_teacher
 from mlff_triton import TensorNetCalculator, UnknownChemistryWarning, load_model
 
 COLUMNS = ("check", "item", "unit", "model", "reference", "error", "limit")
+NO_LIMITS = math.inf, math.inf
 LIMITS = {  # check: largest mean and largest single error
+    "walls": (math.inf, 0.0),
     "forces": (1.5, math.inf),
     "dimers": (0.8, math.inf),
     "hydrogen bonds": (0.8, 1.5),
@@ -47,7 +49,7 @@ def rows(found: list[Finding]) -> Iterator[Row]:
         for each, error in zip(chosen, errors, strict=True):
             numbers = (each.model, each.reference, error)
             yield (check, each.item, each.unit, *(f"{x:.4g}" for x in numbers), "")
-        limits = LIMITS.get(check, (math.inf, 0.0 if check == "walls" else math.inf))
+        limits = LIMITS.get(check, NO_LIMITS)
         for name, error, limit in zip(
             ("mean", "largest"), (np.mean(errors), max(errors)), limits, strict=True
         ):

@@ -18,6 +18,7 @@ from ase.calculators.calculator import Calculator, all_changes
 from ase.data import atomic_numbers, s22
 from ase.data import covalent_radii as radii
 from ase.optimize import BFGS
+from ase.vibrations import VibrationsData
 from geometry import FloatArray, Structure, moving_side
 from teacher import Teacher
 from torsions import profile
@@ -29,7 +30,6 @@ SEEDS = range(4)
 HYDROGEN_BONDED = 7  # the first dimers of S22
 FORMULAS = ("H2O", "CH4", "CO2", "H2CO", "NH3", "C2H2", "HCN")
 STEP = 0.005  # Å, of finite differences
-CM = 521.4709  # 1/cm of the square root of one eV/Å²/u
 LINEAR = 1e-3  # smallest moment of inertia of nonlinear molecules, relative to the largest
 CLOSEST = 0.3  # Å
 ACCEPTED, INSIDE = 0.31, 0.6  # distances relative to sums of covalent radii: what calculators
@@ -161,13 +161,13 @@ def frequencies(atoms: Atoms, calculator: Calculator) -> list[float]:
             atoms.positions[atom, axis] += sign * STEP
             sides.append(atoms.get_forces().ravel())
         rows.append((sides[1] - sides[0]) / (2 * STEP))
-    scale = np.repeat(atoms.get_masses(), 3) ** -0.5
-    hessian = np.array(rows) * scale * scale[:, None]
-    values = np.linalg.eigvalsh(hessian + hessian.T) / 2
+    atoms.positions = x
+    hessian = np.array(rows)
+    found = VibrationsData.from_2d(atoms, (hessian + hessian.T) / 2).get_frequencies()
     moments = atoms.get_moments_of_inertia()
     free = 5 if moments.min() < LINEAR * moments.max() else 6
-    values = values[np.argsort(np.abs(values))][free:]
-    return sorted((np.sign(values) * np.sqrt(np.abs(values)) * CM).tolist())
+    found = found[np.argsort(np.abs(found))][free:]
+    return sorted((found.real - found.imag).tolist())  # frequencies of unstable modes are imaginary
 
 
 def walls(methods: Methods) -> Iterator[Finding]:

@@ -139,22 +139,32 @@ def row(sample: Sample, found: Labels, spread: torch.Tensor, k: int) -> Arrays:
     is that of the partial charges about the centroid, the spread is `relative_spread`, and the
     weight falls with it.
     """
-    made = sample.structure
-    x = centered(made.positions).astype(np.float32)
     charges, disagreement = found.charges[k].numpy(), spread[k].item()
-    return {
-        "n_atoms": np.array([len(x)]),
-        "numbers": made.numbers.astype(np.int8),
-        "positions": x,
-        "energy": found.energy[k : k + 1].numpy(),
-        "forces": found.forces[k].numpy(),
-        "charge": np.array([made.charge]),
-        "group": np.array([f"{made.group} {sample.recipe}"], dtype=object),
-        "split": np.array([made.split], dtype=object),
+    weight = 1 / (1 + (disagreement / HALF_SPREAD) ** 2)
+    labels = found.energy[k].item(), found.forces[k].numpy()
+    common = common_row(sample, sample.structure.group, *labels, weight)
+    return common | {
         "charges": charges,
-        "dipole": (charges @ x)[None],
+        "dipole": (charges @ common["positions"])[None],
         "spread": np.array([disagreement]),
-        "weight": np.array([1 / (1 + (disagreement / HALF_SPREAD) ** 2)]),
+    }
+
+
+def common_row(
+    sample: Sample, group: str, energy: float, forces: NDArray[Any], weight: float
+) -> Arrays:
+    """Return what every labeled structure has: energy in eV, forces [N, 3] in eV/Å, and others."""
+    made = sample.structure
+    return {
+        "n_atoms": np.array([len(made.numbers)]),
+        "numbers": made.numbers.astype(np.int8),
+        "positions": centered(made.positions).astype(np.float32),
+        "energy": np.array([energy]),
+        "forces": forces,
+        "charge": np.array([made.charge]),
+        "group": np.array([f"{group} {sample.recipe}"], dtype=object),
+        "split": np.array([made.split], dtype=object),
+        "weight": np.array([weight]),
     }
 
 

@@ -19,20 +19,22 @@ import os
 import time
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from ase.data import atomic_numbers
 from conformers import load_structures
-from geometry import Structure, centered
-from label_data import THREAD_VARIABLES, Arrays, gathered, save
+from geometry import Structure
+from label_data import THREAD_VARIABLES, common_row, gathered, save
 from recipes import Partners, Sample, samples
+
+from mlff_triton.units import BOHR, HARTREE
 
 FUNCTIONAL, BASIS = "wb97m-d3bj", "def2-tzvpp"
 RECIPES = ("relaxed", "thermal", "stretched")
 ATOMS = 6
 HEAVIEST = 36  # atomic number without an effective core potential
-HARTREE, BOHR = 27.211386245988, 0.529177210903  # eV, Å
 Labeled = tuple[Sample, float, list[list[float]]]
 MAX_FORCE = 30.0  # eV/Å: one closed-shell determinant does not describe bonds that break
 
@@ -48,7 +50,7 @@ def chosen(
     for number in range(rounds):
         turns = []
         for start in small:
-            seeded = Structure(**{**vars(start), "conformer": start.conformer + 1000 * number})
+            seeded = replace(start, conformer=start.conformer + 1000 * number)
             made = [s for s in samples(seeded, partners) if s.recipe in RECIPES and not s.pair]
             turns.append([(f"{s.structure.name}-{number}-{k}", s) for k, s in enumerate(made)])
         for turn in itertools.zip_longest(*turns):
@@ -70,22 +72,6 @@ def labeled(item: tuple[str, Sample]) -> tuple[str, float, list[list[float]]] | 
         return None
     forces = -method.nuc_grad_method().kernel() * HARTREE / BOHR
     return name, energy * HARTREE, forces.tolist()
-
-
-def row(sample: Sample, energy: float, forces: list[list[float]], weight: float) -> Arrays:
-    """Return one labeled structure, under the names that ``mlff-triton train`` recognizes."""
-    made = sample.structure
-    return {
-        "n_atoms": np.array([len(made.numbers)]),
-        "numbers": made.numbers.astype(np.int8),
-        "positions": centered(made.positions).astype(np.float32),
-        "energy": np.array([energy]),
-        "forces": np.array(forces, dtype=np.float32),
-        "charge": np.array([made.charge]),
-        "group": np.array([f"DFT {sample.recipe}"], dtype=object),
-        "split": np.array([made.split], dtype=object),
-        "weight": np.array([weight]),
-    }
 
 
 def run(args: argparse.Namespace) -> None:
@@ -111,7 +97,7 @@ def write(known: dict[str, Labeled], args: argparse.Namespace) -> None:
     source = f"{FUNCTIONAL}/{BASIS} {zlib.crc32(str(sorted(known)).encode())}"
     for kind in ("neutral", "charged"):
         rows = [
-            row(sample, energy, forces, args.weight)
+            common_row(sample, "DFT", energy, np.array(forces, dtype=np.float32), args.weight)
             for sample, energy, forces in known.values()
             if bool(sample.structure.charge) == (kind == "charged")
             and np.linalg.norm(forces, axis=1).max() <= MAX_FORCE

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.training.batches import GraphData
-from mlff_triton.training.evaluation import evaluate, rmse
+from mlff_triton.training.evaluation import Errors, evaluate, rmse
 from mlff_triton.training.frames import Array
 
 MOST = 10_000
@@ -39,7 +39,11 @@ def fit_references(model: TensorNet, data: GraphData, chosen: Tensor) -> Array:
     float64 [elements]
         Change of the energy of each element in eV.
     """
-    errors = evaluate(model, data, sample(data, chosen, model.config.elements))
+    return _fit(model, evaluate(model, data, sample(data, chosen, model.config.elements)))
+
+
+def _fit(model: TensorNet, errors: Errors) -> Array:
+    """Do the same by the errors of the model on the structures to fit to."""
     counts = errors.frames.counts(model.config.elements)
     fractions = counts / errors.frames.n_atoms[:, None]
     change = np.linalg.lstsq(fractions, -errors.per_atom, rcond=None)[0]
@@ -56,12 +60,12 @@ def fit_scale(model: TensorNet, data: GraphData, chosen: Tensor) -> None:
     `fit_references`.
     """
     model.std.zero_()
-    fit_references(model, data, chosen)
+    errors = evaluate(model, data, sample(data, chosen, model.config.elements))
+    _fit(model, errors)
     if model.has_charges:
         model.std.fill_(1.0)
         return
-    some = sample(data, chosen, model.config.elements)
-    model.std.fill_(rmse(evaluate(model, data, some).forces) or 1.0)
+    model.std.fill_(rmse(errors.forces) or 1.0)  # which energies of the elements do not change
 
 
 def sample(data: GraphData, chosen: Tensor, elements: Sequence[int]) -> Tensor:
