@@ -1,11 +1,25 @@
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterator
+from contextlib import nullcontext
+from importlib.util import find_spec
+from types import ModuleType
+
 import pytest
 import torch
 
 from mlff_triton.engine import parameters
 from mlff_triton.engine.radial_tables import RadialTables, tabulate
 from mlff_triton.model.tensornet import TensorNet
+from tests.support.torch_sim_double import doubled
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[ModuleType]:
+    """Return the module of our model for TorchSim, with TorchSim or its double."""
+    with nullcontext() if find_spec("torch_sim") else doubled():
+        yield importlib.import_module("mlff_triton.calculators.torch_sim_model")
 
 
 @pytest.fixture

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import io
-from collections.abc import Iterator
-from contextlib import nullcontext
-from importlib.util import find_spec
 from typing import Any
 
 import ase.io
 import numpy as np
 import pytest
-import torch
 from ase import Atoms
 from ase.build import molecule
 from ase.calculators.calculator import PropertyNotImplementedError
@@ -31,7 +26,7 @@ from mlff_triton.testing import (
 from tests.model.test_tensornet import evaluate
 from tests.support.charged import charged_model
 from tests.support.tensornets import model_of
-from tests.support.torch_sim_double import doubled
+from tests.support.torch_sim_double import state_of
 
 CRYSTAL = random_crystal(40, "triclinic", seed=2)  # 5.7 Å high
 
@@ -148,25 +143,12 @@ def test_periodic_atoms_are_refused_without_a_cutoff():
         calculator(uses_charge=False).get_potential_energy(ion)
 
 
-@pytest.fixture(scope="module")
-def torch_sim() -> Iterator[Any]:
-    """Return the module of the model, with TorchSim or its double."""
-    with nullcontext() if find_spec("torch_sim") else doubled():
-        yield importlib.import_module("mlff_triton.calculators.torch_sim_model")
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_torch_sim_has_charges(torch_sim):
+def test_torch_sim_has_charges(home):
     images = [random_cluster(5), random_cluster(4, seed=3)]
-    state = torch_sim.SimState(
-        positions=torch.tensor(np.concatenate([a.positions for a in images])),
-        masses=torch.ones(9).double(),
-        cell=torch.zeros(2, 3, 3).double(),
-        pbc=torch.zeros(3, dtype=torch.bool),
-        atomic_numbers=torch.tensor(np.concatenate([a.numbers for a in images])).int(),
-        system_idx=torch.tensor([0] * 5 + [1] * 4),
-    )
-    found = torch_sim.TorchSimModel(charged_model(), device="cpu", dtype="float64")(state)
+    known = home.TorchSimModel(charged_model(), device="cpu", dtype="float64")
+    state = state_of(home, known, *images)
+    found = known(state)
     assert_close(found["charges"], evaluate(charged_model(), *images).charges, 0)
-    local = torch_sim.TorchSimModel(model_of(), device="cpu")
+    local = home.TorchSimModel(model_of(), device="cpu")
     assert "charges" not in local(state)

@@ -5,13 +5,10 @@ Without TorchSim, all but the last tests run with a double of its classes.
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import nullcontext
 from functools import partial
 from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
@@ -31,7 +28,7 @@ from mlff_triton._common.remedies import install
 from mlff_triton.errors import DeviceMemoryError, InputError, UnknownElementError
 from mlff_triton.testing import random_cluster, random_crystal, water_box
 from tests.support.tensornets import model_of
-from tests.support.torch_sim_double import doubled
+from tests.support.torch_sim_double import state_of
 
 ROOT = Path(mlff_triton.__file__).parents[1]
 HAS_TORCH_SIM = find_spec("torch_sim") is not None
@@ -57,31 +54,6 @@ devices = pytest.mark.parametrize(
         pytest.param("cuda", "triton-graph", marks=pytest.mark.gpu),
     ],
 )
-
-
-@pytest.fixture(scope="module")
-def home() -> Iterator[Any]:
-    """Return the module of the model, with TorchSim or its double."""
-    with nullcontext() if HAS_TORCH_SIM else doubled():
-        yield importlib.import_module(HOME)
-
-
-def state_of(home: Any, model: Any, *systems: Atoms, dtype: torch.dtype | None = None) -> Any:
-    """Make a state without TorchSim's conversion, which refuses systems of different pbc."""
-    dtype = dtype or model.dtype
-
-    def tensor(arrays: list[np.ndarray], kind: torch.dtype) -> torch.Tensor:
-        return torch.tensor(np.concatenate(arrays), dtype=kind, device=model.device)
-
-    counts = torch.tensor([len(a) for a in systems])
-    return home.SimState(
-        positions=tensor([a.positions for a in systems], dtype),
-        masses=tensor([a.get_masses() for a in systems], dtype),
-        cell=tensor([a.cell.array.T[None] for a in systems], dtype),
-        pbc=tensor([systems[0].pbc], torch.bool),
-        atomic_numbers=tensor([a.numbers for a in systems], torch.int32),
-        system_idx=torch.arange(len(systems)).repeat_interleave(counts).to(model.device),
-    )
 
 
 def model_on(home: Any, device: str, backend: str, **options: Any) -> Any:

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import io
 import pickle
-from collections.abc import Iterator
-from contextlib import nullcontext
-from importlib.util import find_spec
-from typing import Any
 
 import ase.io
 import numpy as np
 import pytest
-import torch
 from ase import Atoms
 from ase.build import molecule
 from ase.constraints import FixAtoms
@@ -28,7 +22,7 @@ from mlff_triton.statics import compute_all
 from mlff_triton.statics.result_text import extended_xyz
 from mlff_triton.testing import assert_close, random_cluster, random_crystal
 from tests.support.tensornets import Batch, model_of, uncertain
-from tests.support.torch_sim_double import doubled
+from tests.support.torch_sim_double import state_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
 
@@ -150,24 +144,11 @@ def test_it_replaces_the_list_of_bonds():
         radical.get_potential_energy()
 
 
-@pytest.fixture(scope="module")
-def torch_sim() -> Iterator[Any]:
-    """Return the module of the model, with TorchSim or its double."""
-    with nullcontext() if find_spec("torch_sim") else doubled():
-        yield importlib.import_module("mlff_triton.calculators.torch_sim_model")
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_torch_sim_gets_it(torch_sim):
+def test_torch_sim_gets_it(home):
     images = [random_cluster(5), random_cluster(4, seed=3)]
-    state = torch_sim.SimState(
-        positions=torch.tensor(np.concatenate([a.positions for a in images])),
-        masses=torch.ones(9).double(),
-        cell=torch.zeros(2, 3, 3).double(),
-        pbc=torch.zeros(3, dtype=torch.bool),
-        atomic_numbers=torch.tensor(np.concatenate([a.numbers for a in images])).int(),
-        system_idx=torch.tensor([0] * 5 + [1] * 4),
-    )
-    found = torch_sim.TorchSimModel(model(), device="cpu", dtype="float64")(state)
+    known = home.TorchSimModel(model(), device="cpu", dtype="float64")
+    state = state_of(home, known, *images)
+    found = known(state)
     assert_close(found["uncertainty"], expected_of(*images), 0)
-    assert "uncertainty" not in torch_sim.TorchSimModel(model_of(), device="cpu")(state)
+    assert "uncertainty" not in home.TorchSimModel(model_of(), device="cpu")(state)

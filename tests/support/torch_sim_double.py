@@ -11,9 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
+from ase import Atoms
 from torch import Tensor
 
 
@@ -78,3 +81,21 @@ def doubled() -> Iterator[None]:
             del sys.modules[name]
         sys.modules.update(before)
         sys.modules.pop("mlff_triton.calculators.torch_sim_model", None)
+
+
+def state_of(home: Any, model: Any, *systems: Atoms, dtype: torch.dtype | None = None) -> Any:
+    """Make a state without TorchSim's conversion, which refuses systems of different pbc."""
+    dtype = dtype or model.dtype
+
+    def tensor(arrays: list[np.ndarray], kind: torch.dtype) -> torch.Tensor:
+        return torch.tensor(np.concatenate(arrays), dtype=kind, device=model.device)
+
+    counts = torch.tensor([len(a) for a in systems])
+    return home.SimState(
+        positions=tensor([a.positions for a in systems], dtype),
+        masses=tensor([a.get_masses() for a in systems], dtype),
+        cell=tensor([a.cell.array.T[None] for a in systems], dtype),
+        pbc=tensor([systems[0].pbc], torch.bool),
+        atomic_numbers=tensor([a.numbers for a in systems], torch.int32),
+        system_idx=torch.arange(len(systems)).repeat_interleave(counts).to(model.device),
+    )
