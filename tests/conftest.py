@@ -38,7 +38,8 @@ gc.disable()  # until all tests are collected, as modules live to the end
 
 HERE = Path(__file__).parent
 TRAINING = HERE.parent / "examples" / "training"
-RUN_KERNELS = [HERE / folder for folder in ("kernels", "engine/fused", "torchmd_net/fused", "bio")]
+FUSED = ("kernels", "engine/fused", "model/fused", "torchmd_net/fused", "bio")
+RUN_KERNELS = [HERE / folder for folder in FUSED]
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects

@@ -25,6 +25,7 @@ class ChargeNetwork(nn.Module):
     def __init__(self, config: TensorNet2Config) -> None:
         super().__init__()
         channels = config.hidden_channels
+        self.config = config
         self.activation = ACTIVATIONS[config.activation]
         self.norm = nn.LayerNorm(3 * channels)
         self.linears = nn.ModuleList(
@@ -92,7 +93,7 @@ def equilibrate(
 
     def sums(values: Tensor) -> Tensor:
         zeros = values.new_zeros(n_systems, values.shape[1])
-        return zeros.index_add(0, batch, values)[batch]
+        return zeros.index_add(0, batch, values).index_select(0, batch)
 
     weights = softness**2
     return charges + weights / (sums(weights) + EPSILON) * (total - sums(charges))

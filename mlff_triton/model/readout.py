@@ -95,6 +95,7 @@ class Readout(nn.Module):
     def __init__(self, config: TensorNetConfig) -> None:
         super().__init__()
         channels = config.hidden_channels
+        self.config = config
         self.activation = ACTIVATIONS[config.activation] if config.readout_activation else None
         self.norm = nn.LayerNorm(3 * channels)
         self.linear = nn.Linear(3 * channels, channels)

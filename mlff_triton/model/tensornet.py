@@ -13,7 +13,7 @@ Each atom and channel carries a 3x3 tensor, stored as nine components ``x[9, N, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -29,6 +29,7 @@ from mlff_triton.model.config import (
     ZBLConfig,
     unknown_elements,
 )
+from mlff_triton.model.edges import Edges, half_to_each
 from mlff_triton.model.irreps import (
     PART_OF_COMPONENT,
     PARTS,
@@ -109,12 +110,12 @@ class Embedding(nn.Module):
         graph = edges.graph
         radial = self.radial(edges.basis) * edges.cutoff[:, None]  # [P + 1, 3 F]
         radial = radial.unflatten(1, (3, -1))
-        z_pair = receiver[graph.receivers] + sender[graph.senders]  # [E, F]
-        factors = [z_pair * f.index_select(0, edges.pair) for f in radial.unbind(1)]  # 3 of [E, F]
+        z_pair = receiver.index_select(0, graph.receivers) + sender.index_select(0, graph.senders)
+        factors = [z_pair * f.index_select(0, edges.row) for f in radial.unbind(1)]  # 3 of [E, F]
         harmonics = zip(_harmonics(edges.directions), PART_OF_COMPONENT, strict=True)
         x = torch.stack([edges.sum_at_receivers(h[:, None] * factors[k]) for h, k in harmonics])
         if self.config.self_loops:
-            x = torch.cat([x[:1] + (receiver + sender) * radial[-1, 0], x[1:]])
+            x = torch.cat([x[:1] + (receiver + sender) * radial[0, 0], x[1:]])
         scales = self.norm(irrep_norms(x).sum(0))
         for linear in self.scalar:
             scales = self.activation(linear(scales))
@@ -125,7 +126,7 @@ class Embedding(nn.Module):
         half = self.config.hidden_channels
         receiver = functional.linear(self.element.weight, self.pair.weight[:, :half])
         sender = functional.linear(self.element.weight, self.pair.weight[:, half:], self.pair.bias)
-        return receiver[species], sender[species]
+        return receiver.index_select(0, species), sender.index_select(0, species)
 
 
 class Interaction(nn.Module):
@@ -152,8 +153,8 @@ class Interaction(nn.Module):
         for linear in self.radial:
             radial = self.activation(linear(radial))
         radial = (radial * edges.cutoff[:, None]).unflatten(1, (3, -1))  # [P + 1, 3, F]
-        factors = [f.index_select(0, edges.pair) for f in radial.unbind(1)]  # 3 of [E, F]
-        own = radial[-1:] if self.config.self_loops else None
+        factors = [f.index_select(0, edges.row) for f in radial.unbind(1)]  # 3 of [E, F]
+        own = radial[:1] if self.config.self_loops else None
         return self.update(x, edges, factors, own, 1 + 0.1 * charge)
 
     def update(
@@ -198,64 +199,6 @@ class Interaction(nn.Module):
         full = compose(delta)
         updated: Tensor = x + delta + charge_factor * decompose(matmul(full, full))
         return updated
-
-
-@dataclass(frozen=True)
-class Edges:
-    """Geometry of the edges.
-
-    Functions of the distance are stored once per pair. Models with self-loops have an additional
-    row for distance 0: P + 1 rows instead of P.
-
-    Attributes
-    ----------
-    graph : Graph
-        Neighbor list.
-    directions : [E, 3]
-        Unit vectors from sender to receiver.
-    distances : [P]
-        Distance of each pair in Å.
-    basis : [P (+ 1), num_rbf]
-        Radial basis at each distance.
-    cutoff : [P (+ 1)]
-        Cosine cutoff at each distance.
-    pair : int64 [E]
-        Pair of each edge.
-    """
-
-    graph: Graph
-    directions: Tensor
-    distances: Tensor
-    basis: Tensor
-    cutoff: Tensor
-    pair: Tensor
-
-    def sum_at_receivers(self, messages: Tensor) -> Tensor:
-        """Sum messages [E, F] at their receivers: [N, F]."""
-        zeros = messages.new_zeros(self.graph.n_atoms, messages.shape[1])
-        return zeros.index_add(0, self.graph.receivers, messages)
-
-    def pass_messages(self, y: Tensor, factors: list[Tensor]) -> Tensor:
-        """Compute ``M_i = sum_j f_k(d_ij) y_j``, one component at a time to stay in the cache.
-
-        Parameters
-        ----------
-        y : [9, N, F]
-            Tensors of the senders.
-        factors : 3 of [E, F]
-            Factors ``f_k`` of the three parts for each edge.
-
-        Returns
-        -------
-        [9, N, F]
-        """
-        components = zip(y, PART_OF_COMPONENT, strict=True)
-        return torch.stack(
-            [
-                self.sum_at_receivers(c.index_select(0, self.graph.senders) * factors[k])
-                for c, k in components
-            ]
-        )
 
 
 class TensorNet(nn.Module):
@@ -474,19 +417,20 @@ class TensorNet(nn.Module):
 
     def _edges(self, vectors: Tensor, graph: Graph) -> Edges:
         first, pair = graph.pairs
-        distances = torch.linalg.vector_norm(vectors[first], dim=1)
-        radii = distances
+        distances = torch.linalg.vector_norm(vectors.index_select(0, first), dim=1)
+        radii, row = distances, pair
         if self.config.self_loops:
-            radii = torch.cat([distances, distances.new_zeros(1)])
+            radii, row = torch.cat([distances.new_zeros(1), distances]), pair + 1
         cutoff = cosine_cutoff(radii, self.config.cutoff_lower, self.config.cutoff_upper)
-        directions = vectors / distances[pair][:, None]
-        return Edges(graph, directions, distances, self.basis(radii), cutoff, pair)
+        directions = vectors / distances.index_select(0, pair)[:, None]
+        return Edges(graph, directions, distances, self.basis(radii), cutoff, row)
 
     def _repulsion(self, zbl: ZBLConfig, charges: Tensor, edges: Edges) -> Tensor:
         """Compute the nuclear repulsion of each atom, float64 [N], eV, from nuclear charges [N]."""
-        graph, distances = edges.graph, edges.distances[edges.pair].double()
-        pair = zbl_energy(zbl, distances, charges[graph.receivers], charges[graph.senders])
-        return pair.new_zeros(graph.n_atoms).index_add(0, graph.receivers, pair)
+        graph = edges.graph
+        first, _ = graph.pairs
+        z_i, z_j = charges[graph.receivers[first]], charges[graph.senders[first]]
+        return half_to_each(2 * zbl_energy(zbl, edges.distances.double(), z_i, z_j), graph)
 
 
 def _harmonics(u: Tensor) -> tuple[Tensor, ...]:

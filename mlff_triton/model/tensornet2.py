@@ -21,11 +21,12 @@ from mlff_triton.errors import InputError
 from mlff_triton.model.charges import ChargeNetwork
 from mlff_triton.model.config import TensorNet2Config, TensorNetConfig
 from mlff_triton.model.coulomb import coulomb_energy
+from mlff_triton.model.edges import Edges, half_to_each
 from mlff_triton.model.known_domain import hash_of_weights
 from mlff_triton.model.prediction import Ensemble, members_of
 from mlff_triton.model.readout import ScalarHead
 from mlff_triton.model.repulsion import Repulsion
-from mlff_triton.model.tensornet import AtomResults, Edges, Interaction, TensorNet
+from mlff_triton.model.tensornet import AtomResults, Interaction, TensorNet
 from mlff_triton.neighbors.box import Box
 from mlff_triton.neighbors.graph import Graph
 
@@ -47,12 +48,13 @@ class ChargedInteraction(Interaction):
         at_receivers = functional.linear(charges, of_receiver)  # [N, F]
         at_senders = functional.linear(charges, of_sender)  # [N, F]
         graph = edges.graph
-        hidden = at_pairs.index_select(0, edges.pair)
-        hidden = hidden + at_receivers[graph.receivers] + at_senders[graph.senders]
-        factors = self._factors(hidden, edges.cutoff.index_select(0, edges.pair))
+        hidden = at_pairs.index_select(0, edges.row)
+        hidden = hidden + at_receivers.index_select(0, graph.receivers)
+        hidden = hidden + at_senders.index_select(0, graph.senders)
+        factors = self._factors(hidden, edges.cutoff.index_select(0, edges.row))
         own = None
         if self.config.self_loops:
-            own = self._factors(at_pairs[-1] + at_receivers + at_senders, edges.cutoff[-1:])
+            own = self._factors(at_pairs[0] + at_receivers + at_senders, edges.cutoff[:1])
         return self.update(x, edges, list(factors.unbind(1)), own, 1.0)
 
     def _factors(self, hidden: Tensor, cutoff: Tensor) -> Tensor:
@@ -165,15 +167,15 @@ class TensorNet2(TensorNet):
         It is the mean over the charges [N, layers + 1, Q] of each atom, with their weights.
         """
         first, _ = graph.pairs
-        distance = torch.linalg.vector_norm(vectors[first], dim=1).double()
+        distance = torch.linalg.vector_norm(vectors.index_select(0, first), dim=1).double()
         i, j = graph.receivers[first], graph.senders[first]
         left, right = (charges * weights).flatten(1), charges.flatten(1)
-        products = (left[i] * right[j]).sum(1).double()
+        products = (left.index_select(0, i) * right.index_select(0, j)).sum(1).double()
         cutoff = self.config.coulomb_cutoff
         energies = products * coulomb_energy(distance, cutoff)
         if cutoff is not None:
             energies = energies * (distance < cutoff)
-        return _shared(energies, i, j, graph)
+        return half_to_each(energies, graph)
 
     def _nuclear_energies(self, repulsion: Repulsion, species: Tensor, edges: Edges) -> Tensor:
         """Compute the nuclear repulsion of each atom, float64 [N], eV: half that of its pairs."""
@@ -182,7 +184,7 @@ class TensorNet2(TensorNet):
         distance = edges.distances.double()
         i, j = graph.receivers[first], graph.senders[first]
         energies = repulsion(distance, species[i], species[j])
-        return _shared(energies * (distance < self.config.cutoff_upper), i, j, graph)
+        return half_to_each(energies * (distance < self.config.cutoff_upper), graph)
 
 
 def check_coulomb_box(config: TensorNet2Config, box: Box) -> None:
@@ -239,12 +241,6 @@ def _with_cutoff(model: TensorNet, coulomb_cutoff: float) -> TensorNet:
     changed = copy.deepcopy(model)
     changed.config = replace(model.config, coulomb_cutoff=coulomb_cutoff)
     return changed
-
-
-def _shared(energies: Tensor, i: Tensor, j: Tensor, graph: Graph) -> Tensor:
-    """Give half of the energy of each pair [P] to each of its atoms: [N]."""
-    zeros = energies.new_zeros(graph.n_atoms)
-    return zeros.index_add(0, torch.cat([i, j]), torch.cat([energies, energies]) / 2)
 
 
 def _within(cutoff: float, vectors: Tensor, graph: Graph) -> tuple[Tensor, Graph]:

@@ -14,8 +14,6 @@ The submodules only provide weights. Their ``forward`` methods and hooks are not
 
 from __future__ import annotations
 
-import functools
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -25,27 +23,13 @@ import torch
 from torch import Tensor, nn
 from torchmdnet.models.tensornet import TensorEmbedding, TensorNet
 
-PACKAGES = {"triton": "mlff_triton.kernels.ops", "torch": "mlff_triton.kernels.ops.reference"}
-OPERATORS = (
-    "channel_maps",
-    "irrep_norms",
-    "layer_norm",
-    "linear",
-    "message_passing",
-    "normalized_tensors",
-    "pair_embedding",
-    "pair_messages",
-    "scaled_tensors",
-    "tensor_product",
-    "tensor_update",
+from mlff_triton.model.fused_layers import (
+    interact,
+    normalize,
+    operators,
+    radial_factors,
+    scaled_embedding,
 )
-
-
-@functools.cache
-def operators(op_set: str) -> SimpleNamespace:
-    """Import the operators of "triton" or "torch", each from the file of the same name."""
-    homes = {name: importlib.import_module(f"{PACKAGES[op_set]}.{name}") for name in OPERATORS}
-    return SimpleNamespace(**{name: getattr(home, name) for name, home in homes.items()})
 
 
 @dataclass(frozen=True)
@@ -222,9 +206,11 @@ class PatchedTensorNet(TensorNet):
 
         x = embed(ops, self.tensor_embedding, self.activation, z, edges, basis)
         for layer in self.layers:
-            factors = radial_factors(ops, layer, self.activation, basis, distances, edges.n_pairs)
+            cutoff = layer.cutoff(distances)
+            linears, rows = layer.linears_scalar, edges.n_pairs
+            factors = radial_factors(ops, linears, self.activation, basis, cutoff, rows)
             neighbors = factors, *edges.pair_graph
-            x = interact(ops, layer, x, ops.pair_messages, neighbors, charge_factor)
+            x = update(ops, layer, x, ops.pair_messages, neighbors, charge_factor)
         norms = normalize(ops, self.out_norm, ops.irrep_norms(x))
         features = ops.linear(norms, self.linear.weight, self.linear.bias, self.activation)
         return features, None, z, pos, batch
@@ -261,38 +247,11 @@ def embed(
         edges.reverse,
     )
 
-    norms = ops.irrep_norms(x).unflatten(1, (3, -1)).sum(1)
-    scales = normalize(ops, module.init_norm, norms)
-    for linear in module.linears_scalar:
-        scales = ops.linear(scales, linear.weight, linear.bias, activation)
-    mixed = _mix_channels(ops, x, module.linears_tensor)
-    scaled: Tensor = ops.scaled_tensors(mixed, scales.unflatten(1, (3, -1)))
-    return scaled
+    linears, tensor = module.linears_scalar, _stacked(module.linears_tensor)
+    return scaled_embedding(ops, x, module.init_norm, linears, tensor, activation)
 
 
-def radial_factors(
-    ops: SimpleNamespace,
-    layer: Any,
-    activation: str,
-    features: Tensor,
-    distances: Tensor,
-    rows: Tensor | None,
-) -> Tensor:
-    """Compute the factors [E, 3, F] of a layer from features [E, K] and distances of edges.
-
-    If a number of rows is given, all further rows are padding.
-    """
-    factors = features
-    *inner, last = layer.linears_scalar
-    for linear in inner:
-        factors = ops.linear(factors, linear.weight, linear.bias, activation, rows=rows)
-    cutoff = layer.cutoff(distances)[:, None]
-    factors = ops.linear(factors, last.weight, last.bias, activation, scale=cutoff, rows=rows)
-    parts: Tensor = factors.unflatten(1, (3, -1))
-    return parts
-
-
-def interact(
+def update(
     ops: SimpleNamespace,
     layer: Any,
     x: Tensor,
@@ -304,23 +263,11 @@ def interact(
 
     Messages are ``send(y, *neighbors)``, for the tensors y that each atom sends.
     """
-    x = ops.normalized_tensors(x)
-    y = _mix_channels(ops, x, layer.linears_tensor[:3])
-    message = send(y, *neighbors)
+    weights = _stacked(layer.linears_tensor[:3]), _stacked(layer.linears_tensor[3:])
     group = layer.equivariance_invariance_group
-    product = ops.tensor_product(y, message, charge_factor if group == "O(3)" else None, group)
-    delta = _mix_channels(ops, product, layer.linears_tensor[3:])
-    updated: Tensor = ops.tensor_update(x, delta, charge_factor)
-    return updated
+    return interact(ops, x, *weights, lambda y: send(y, *neighbors), charge_factor, group)
 
 
-def _mix_channels(ops: SimpleNamespace, x: Tensor, linears: list[nn.Linear]) -> Tensor:
-    """Apply one linear map to each of the three parts of [9, N, F]."""
-    mapped: Tensor = ops.channel_maps(x, torch.stack([linear.weight for linear in linears]))
-    return mapped
-
-
-def normalize(ops: SimpleNamespace, norm: nn.LayerNorm, x: Tensor) -> Tensor:
-    """Normalize rows with the weights of a layer."""
-    normed: Tensor = ops.layer_norm(x, norm.weight, norm.bias, norm.eps)
-    return normed
+def _stacked(linears: list[nn.Linear]) -> Tensor:
+    """Stack the weights of the three parts of tensors."""
+    return torch.stack([linear.weight for linear in linears])

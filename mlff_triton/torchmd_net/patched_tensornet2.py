@@ -14,16 +14,13 @@ from torch import Tensor, nn
 from torchmdnet.models.tensornet2 import ChargePredict, TensorNet2
 
 from mlff_triton.model.charges import equilibrate
-from mlff_triton.torchmd_net.patched_tensornet import (
-    Edges,
-    edges_of,
-    embed,
-    interact,
+from mlff_triton.model.fused_layers import (
+    charge_outputs,
     normalize,
-    op_set_of,
     operators,
     radial_factors,
 )
+from mlff_triton.torchmd_net.patched_tensornet import Edges, edges_of, embed, op_set_of, update
 
 
 class PatchedTensorNet2(TensorNet2):
@@ -69,11 +66,11 @@ class PatchedTensorNet2(TensorNet2):
                 ],
                 dim=1,
             )
-            factors = radial_factors(
-                ops, layer, self.activation, features, edges.distances, edges.n_edges
-            )
+            cutoff = layer.cutoff(edges.distances)
+            linears, rows = layer.linears_scalar, edges.n_edges
+            factors = radial_factors(ops, linears, self.activation, features, cutoff, rows)
             neighbors = factors, *edges.graph
-            x = interact(ops, layer, x, ops.message_passing, neighbors, ones)
+            x = update(ops, layer, x, ops.message_passing, neighbors, ones)
             charges.append(self._charges(ops, predictor, x, total, batch, n_systems))
         norms = normalize(ops, self.out_norm, ops.irrep_norms(x))
         result = ops.linear(norms, self.linear.weight, self.linear.bias, self.activation)
@@ -102,15 +99,9 @@ class PatchedTensorNet2(TensorNet2):
         n_systems: int,
     ) -> Tensor:
         """Predict charges [N, Q] from tensors [9, N, F], and equilibrate them."""
-        channels = x.shape[2]
-        values = torch.cat([x[0], ops.irrep_norms(x)[:, channels:]], dim=1)
-        values = normalize(ops, module.q_norm, values)
-        *inner, last = [each for each in module.q_mlp.layers if isinstance(each, nn.Linear)]
-        for linear in inner:
-            values = ops.linear(values, linear.weight, linear.bias, self.activation)
-        values = ops.linear(values, last.weight, last.bias)
-        charges, softness = values.chunk(2, dim=1)
-        return equilibrate(charges, softness, total, batch, n_systems)
+        linears = [each for each in module.q_mlp.layers if isinstance(each, nn.Linear)]
+        found = charge_outputs(ops, x, module.q_norm, linears, self.activation)
+        return equilibrate(*found, total, batch, n_systems)
 
 
 def _repulsion(module: nn.Module, z: Tensor, edges: Edges) -> Tensor:

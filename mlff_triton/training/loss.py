@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mlff_triton._common.text import short_repr
 from mlff_triton.errors import InputError
+from mlff_triton.model.fused import fused
 from mlff_triton.model.prediction import predict
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.graph import Graph
@@ -64,7 +65,7 @@ def errors_of(model: TensorNet, batch: Batch, *, create_graph: bool) -> BatchErr
     BatchErrors
     """
     found = predict(
-        model,
+        fused(model),
         batch["z"],
         batch["pos"],
         Graph(**{name: batch[name] for name in LISTED}),

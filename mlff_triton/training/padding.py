@@ -128,9 +128,9 @@ def fill_batch(
 def pad_graph(graph: Graph, n_atoms: int, n_edges: int) -> Graph:
     """Pad a neighbor list to fixed numbers of atoms and edges.
 
-    Our own models take such a list, with atoms that `pad_batch` has padded to the same number. All
-    filler edges join the last two filler atoms, at a distance beyond any cutoff. They cross no
-    boundary, so the cells of filler in a periodic batch may be zero.
+    Our own models take such a list, with atoms that `pad_batch` has padded to the same number.
+    Filler edges are spread over pairs of filler atoms, at distances beyond any cutoff. They cross
+    no boundary, so the cells of filler in a periodic batch may be zero.
 
     Parameters
     ----------
@@ -167,16 +167,16 @@ def pad_graph(graph: Graph, n_atoms: int, n_edges: int) -> Graph:
         raise InputError(f"n_edges={n_edges} is odd, but edges come in pairs")
     if spare and spare_atoms < 2:
         raise InputError(f"{spare} filler edges need two filler atoms, not {spare_atoms}")
-    half = torch.arange(spare // 2, device=graph.senders.device)
-    forth, back = graph.n_edges + half, graph.n_edges + spare // 2 + half
-    ends = graph.row_ptr.new_full((spare_atoms,), graph.n_edges)
-    if spare:
-        ends[-2], ends[-1] = graph.n_edges + spare // 2, n_edges
+    n_half, n_pairs = spare // 2, max(1, spare_atoms // 2)  # rows are summed one after another
+    half = torch.arange(n_half, device=graph.senders.device)
+    forth, back = graph.n_edges + half, graph.n_edges + n_half + half
+    first = graph.n_atoms + half * n_pairs // max(1, n_half)  # of the pair of filler atoms
+    ends = torch.arange(1, n_pairs + 1, device=half.device) * n_half
+    ends = graph.n_edges + (ends + n_pairs - 1) // n_pairs
+    ends = torch.cat([ends, n_half + ends, ends.new_full((spare_atoms % 2,), n_edges)])
     return Graph(
-        row_ptr=torch.cat([graph.row_ptr, ends]),
-        senders=torch.cat(
-            [graph.senders, torch.full_like(forth, n_atoms - 1), torch.full_like(back, n_atoms - 2)]
-        ),
+        row_ptr=torch.cat([graph.row_ptr, ends[:spare_atoms]]),
+        senders=torch.cat([graph.senders, first + n_pairs, first]),
         shifts=torch.cat([graph.shifts, graph.shifts.new_zeros(spare, 3)]),
         reverse=torch.cat([graph.reverse, back, forth]),
     )

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mlff_triton.model.fused import fused
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.graph import Graph
 from mlff_triton.training.batches import LISTED, GraphData
@@ -236,13 +237,14 @@ def _hidden(model: TensorNet, data: GraphData, chosen: Tensor) -> Iterator[Tenso
     """Yield the last hidden values [n, H] of the atoms of each batch of structures."""
     seen: list[Tensor] = []
     handle = model.readout.register_forward_hook(lambda _, __, found: seen.append(found[1]))
+    network = fused(model)
     try:
         for some, batch in batches_of(model, data, chosen):
             graph = Graph(**{name: batch[name] for name in LISTED})
             system = batch["batch"]
             vectors = graph.vectors(batch["pos"], batch["cell"], system).to(model.dtype)
             with torch.no_grad():
-                model.atom_results(batch["z"], vectors, graph, batch["q"][system], system)
+                network.atom_results(batch["z"], vectors, graph, batch["q"][system], system)
             yield seen.pop()[: data.n_atoms(some)]
     finally:
         handle.remove()

@@ -115,8 +115,9 @@ def test_results_do_not_depend_on_batches(model, data, monkeypatch):
 def test_a_gpu_learns_the_same(model, data):
     errors = evaluate(model, data, VALID)
     other = copy.deepcopy(model).cuda()
-    for each in (model, other):
-        assert learn_uncertainty(each, data, TRAIN, VALID, errors)
+    there = GraphData(data.frames, model.cutoff, torch.device("cuda"))
+    for each, graphs in ((model, data), (other, there)):
+        assert learn_uncertainty(each, graphs, TRAIN, VALID, errors)
     assert other.readout.uncertainty.is_cuda
     squares = [m.readout.uncertainty.T @ m.readout.uncertainty for m in (model, other)]
     assert_close(squares[1].cpu(), squares[0], 1)

@@ -138,11 +138,11 @@ def _pair_embedding_bwd_kernel(
         q_back = _projections(grad_back, u_back, v_back)
         grad_a += _dot(f, q)
         grad_b += _dot(f, q_back)
-        if sender > atom:
+        if pair == 0:
+            own = _sum(own, scale_all(w, q))
+        elif sender >= atom:  # both edges of an atom and its image write the same
             both = _sum(scale_all(w, q), scale_all(w_back, q_back))
             store_parts(grad_factors_ptr + pair * 3 * channels + channel, channels, both, mask)
-        elif sender == atom:
-            own = _sum(own, scale_all(w, q))
         if grad_directions_ptr is not None:
             grad_u_ptr = grad_directions_ptr + 3 * (block * n_edges + edge)
             wf_a, wf_s = w * f[1], w * f[2]
@@ -235,14 +235,14 @@ def _pair_embedding_bwd_bwd_kernel(
         q_back = _projections(grad_back, u_back, v_back)
         dq_back = _projections_change(grad_back, v_back, du_back)
         grad_b += _dot(df, q_back) + _dot(f, dq_back)
-        if sender > atom:
+        if pair == 0:
+            own = _sum(own, grad_f)
+        elif sender >= atom:
             w_back = b + tl.load(at_receivers_ptr + there, mask, other=0.0)
             dw_back = db + tl.load(change_receivers_ptr + there, mask, other=0.0)
             back = _sum(scale_all(dw_back, q_back), scale_all(w_back, dq_back))
             both = _sum(grad_f, back)
             store_parts(grad_factors_ptr + pair * 3 * channels + channel, channels, both, mask)
-        elif sender == atom:
-            own = _sum(own, grad_f)
 
     store_tensor(change_ptr + here, stride, total, mask)
     tl.store(grad_receivers_ptr + here, grad_a, mask)

@@ -5,8 +5,9 @@ For every atom ``i``, over the edges ``e = (i, j)`` that it receives:
     M_i = sum_e f(p) * y_j      where p is the pair of the edge
 
 as in TensorNet, whose factors depend on the distance alone. Half the memory of factors per edge
-suffices, and so does half the work to compute them. All edges of atoms to themselves are pair 0.
-The sum is its own adjoint, and its derivative by the factors is a product per pair:
+suffices, and so does half the work to compute them. All edges of atoms to themselves, but not to
+their images, are pair 0. The sum is its own adjoint, and its derivative by the factors is a product
+per pair:
 
     gy_j = sum_e f(p) * gM_i            gf(p) = <gM_i, y_j> + <gM_j, y_i>
 
@@ -108,15 +109,15 @@ def _pair_messages_bwd_factors_kernel(
     own = tl.zeros((BLOCK,), y_ptr.dtype.element_ty)
     for edge in range(first, last):
         sender = tl.load(senders_ptr + edge).to(tl.int64)
-        if sender > atom:
-            pair = tl.load(pairs_ptr + edge).to(tl.int64)
+        pair = tl.load(pairs_ptr + edge).to(tl.int64)
+        if pair == 0:
+            own += 1
+        elif sender >= atom:  # both edges of an atom and its image write the same
             other_grad = load_tensor(grad_ptr + sender * channels + channel, stride, mask)
             other_y = load_tensor(y_ptr + sender * channels + channel, stride, mask)
             there, back = dot_parts(grad, other_y), dot_parts(other_grad, y)
             both = there[0] + back[0], there[1] + back[1], there[2] + back[2]
             store_parts(out_ptr + pair * 3 * channels + channel, channels, both, mask)
-        elif sender == atom:
-            own += 1
     i, a, s = dot_parts(grad, y)
     store_parts(
         own_ptr + atom * 3 * channels + channel, channels, (own * i, own * a, own * s), mask
@@ -211,8 +212,9 @@ def pair_messages(
         The neighbor list, as in `mlff_triton.Graph`. Edges from ``row_ptr[N]`` on belong to no
         atom. The values are not checked.
     pairs : int64 or int32 [E]
-        Pair of each edge, from 1 on, which only the two opposite edges of two atoms share. All
-        edges of atoms to themselves are pair 0, even if there are none. The values are not checked.
+        Pair of each edge, from 1 on, which only two opposite edges share, of two atoms or of an
+        atom and its image. All edges of atoms to themselves are pair 0, even if there are none. The
+        values are not checked.
 
     Returns
     -------

@@ -1,0 +1,172 @@
+"""Models on fused operators, by which they are trained several times as fast on a GPU.
+
+The layers share the weights of those of `mlff_triton.model.tensornet` and
+`mlff_triton.model.tensornet2`, and return the same to rounding. They are differentiable twice.
+"""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mlff_triton._common.availability import triton_obstacle
+from mlff_triton.model.charges import ChargeNetwork, equilibrate
+from mlff_triton.model.edges import Edges
+from mlff_triton.model.fused_layers import (
+    charge_outputs,
+    interact,
+    normalize,
+    operators,
+    radial_factors,
+    scaled_embedding,
+)
+from mlff_triton.model.readout import Readout
+from mlff_triton.model.tensornet import Embedding, Interaction, TensorNet
+from mlff_triton.model.tensornet2 import ChargedInteraction
+
+
+class FusedEmbedding(Embedding):
+    """The initial tensors, without tensors per edge."""
+
+    ops: SimpleNamespace
+
+    def forward(self, species: Tensor, edges: Edges) -> Tensor:
+        """Compute `Embedding.forward`."""
+        ops, loops = self.ops, edges.looped
+        weight, bias = self.radial.weight, self.radial.bias
+        radial = ops.linear(edges.basis, weight, bias, scale=edges.cutoff[:, None])
+        x = ops.pair_embedding(
+            loops.directions,
+            _of_pairs(radial.unflatten(1, (3, -1)), edges),
+            *self._pair_tables(species),
+            *loops.pair_graph,
+            loops.reverse,
+        )
+        linears, tensor = self.scalar, self.tensor.weight
+        return scaled_embedding(ops, x, self.norm, linears, tensor, self.config.activation)
+
+
+class FusedInteraction(Interaction):
+    """A layer whose messages have factors of pairs."""
+
+    ops: SimpleNamespace
+
+    def forward(self, x: Tensor, edges: Edges, charge: Tensor) -> Tensor:
+        """Compute `Interaction.forward`."""
+        ops, config = self.ops, self.config
+        factors = radial_factors(ops, self.radial, config.activation, edges.basis, edges.cutoff)
+        factors = _of_pairs(factors, edges)
+
+        def send(y: Tensor) -> Tensor:
+            messages: Tensor = ops.pair_messages(y, factors, *edges.looped.pair_graph)
+            return messages
+
+        weights = self.tensor_in.weight, self.tensor_out.weight
+        return interact(ops, x, *weights, send, 1 + 0.1 * charge[:, 0], config.group)
+
+
+class FusedChargedInteraction(ChargedInteraction):
+    """A layer whose messages have factors of edges, by the charges of their atoms."""
+
+    ops: SimpleNamespace
+
+    def forward(self, x: Tensor, edges: Edges, charges: Tensor) -> Tensor:
+        """Compute `ChargedInteraction.forward`."""
+        ops, config, loops = self.ops, self.config, edges.looped
+        row = loops.pairs if edges.has_loops else edges.row
+        ends = [charges.index_select(0, end) for end in (loops.receivers, loops.senders)]
+        features = torch.cat([edges.basis.index_select(0, row), *ends], dim=1)
+        cutoff = edges.cutoff.index_select(0, row)
+        factors = radial_factors(ops, self.radial, config.activation, features, cutoff)
+
+        def send(y: Tensor) -> Tensor:
+            messages: Tensor = ops.message_passing(y, factors, *loops.graph)
+            return messages
+
+        weights = self.tensor_in.weight, self.tensor_out.weight
+        return interact(ops, x, *weights, send, torch.ones_like(x[0, :, 0]), config.group)
+
+
+class FusedChargeNetwork(ChargeNetwork):
+    """The prediction of charges."""
+
+    ops: SimpleNamespace
+
+    def forward(self, x: Tensor, charge: Tensor, batch: Tensor, n_systems: int) -> Tensor:
+        """Compute `ChargeNetwork.forward`."""
+        activation = self.config.activation
+        found = charge_outputs(self.ops, x, self.norm, self.linears, activation)
+        return equilibrate(*found, charge, batch, n_systems)
+
+
+class FusedReadout(Readout):
+    """The energies of atoms."""
+
+    ops: SimpleNamespace
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute `Readout.forward`."""
+        ops, linear = self.ops, self.linear
+        activation = self.config.activation if self.config.readout_activation else None
+        values = normalize(ops, self.norm, ops.irrep_norms(x))
+        found: tuple[Tensor, Tensor] = self.head(
+            ops.linear(values, linear.weight, linear.bias, activation)
+        )
+        return found
+
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+FUSED: dict[type[nn.Module], type[nn.Module]] = {
+    Embedding: FusedEmbedding,
+    Interaction: FusedInteraction,
+    ChargedInteraction: FusedChargedInteraction,
+    ChargeNetwork: FusedChargeNetwork,
+    Readout: FusedReadout,
+}
+
+
+def fused(model: TensorNet, op_set: str | None = None) -> TensorNet:
+    """Return a model of the same weights, in the same memory, on fused operators.
+
+    Parameters
+    ----------
+    model : TensorNet
+        The model.
+    op_set : {"triton", "torch"}, optional
+        Kernels or their references in PyTorch. By default kernels for models on a GPU; without a
+        GPU or Triton, the model itself is returned.
+
+    Returns
+    -------
+    TensorNet
+        It computes `TensorNet.atom_results` to rounding, differentiable twice.
+    """
+    if op_set is None:
+        if not model.std.is_cuda or triton_obstacle(model.std.device) is not None:
+            return model
+        op_set = "triton"
+    return _twin(model, operators(op_set))
+
+
+def _twin(module: AnyModule, ops: SimpleNamespace) -> AnyModule:
+    """Copy a module but not its weights, with the fused ones of all layers that have one."""
+    twin = copy.copy(module)
+    twin._modules = {
+        name: None if child is None else _twin(child, ops)
+        for name, child in module._modules.items()
+    }
+    kind: Any = FUSED.get(type(module))
+    if kind is not None:
+        twin.__class__ = kind
+        vars(twin)["ops"] = ops
+    return twin
+
+
+def _of_pairs(factors: Tensor, edges: Edges) -> Tensor:
+    """Give factors [P (+ 1), 3, F] a row for self-loops, which operators expect."""
+    return factors if edges.has_loops else functional.pad(factors, (0, 0, 0, 0, 1, 0))
