@@ -2,71 +2,34 @@
 
 Usage: ``python acceptance.py --model default --teacher aimnet2_wb97m-d3_ens.jpt``
 
-The comparisons are those of `criteria`, with limits on their errors. Molecules are those that no
-model was trained on, in the file of `conformers.py`. Elements that a model does not know are left
-out. The exit code is 1 if a limit is exceeded.
+The comparisons are those of `criteria`, with the limits of `verdict`.
+Molecules are those that no model was trained on, in the file of `conformers.py`. Whatever cannot be
+compared, as with elements that a model does not know, has a line in the table. The exit code is 1
+if a limit is exceeded, or a comparison has no result.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import math
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
+import criteria
 from ase.data import chemical_symbols
+from comparison import Methods, Result, Sizes, TeacherCalculator, compare
 from conformers import load_structures
-from criteria import CHECKS, Finding, Methods, TeacherCalculator
 from teacher import load_teacher
+from verdict import COLUMNS, card, misses, rows
 
 from mlff_triton import TensorNetCalculator, UnknownChemistryWarning, load_model
+from mlff_triton.model.prediction import members_of
 
-COLUMNS = ("check", "item", "unit", "model", "reference", "error", "limit")
-NO_LIMITS = math.inf, math.inf
-LIMITS = {  # check: largest mean and largest single error
-    "walls": (math.inf, 0.0),
-    "forces": (1.5, math.inf),
-    "dimers": (0.8, math.inf),
-    "hydrogen bonds": (0.8, 1.5),
-    "torsions": (0.6, math.inf),
-    "vibrations": (50.0, 120.0),
-    "additive": (math.inf, 1e-4),
-    "H2": (math.inf, 20.0),
-    "proton transfer": (math.inf, 1.0),
+CHECKS = {check.__name__: check for check in criteria.CHECKS}
+SIZES = {
+    "molecules": "held-out molecules whose uncertainties are judged",
 }
-Row = tuple[str, ...]
-
-
-def rows(found: list[Finding]) -> Iterator[Row]:
-    """Yield one row for each finding, and the mean and the largest error of each check."""
-    for check in dict.fromkeys(each.check for each in found):
-        chosen = [each for each in found if each.check == check]
-        errors = [_error(each) for each in chosen]
-        for each, error in zip(chosen, errors, strict=True):
-            numbers = (each.model, each.reference, error)
-            yield (check, each.item, each.unit, *(f"{x:.4g}" for x in numbers), "")
-        limits = LIMITS.get(check, NO_LIMITS)
-        for name, error, limit in zip(
-            ("mean", "largest"), (np.mean(errors), max(errors)), limits, strict=True
-        ):
-            shown = "" if math.isinf(limit) else f"{limit:g}"
-            yield check, name, chosen[0].unit, "", "", f"{error:.4g}", shown
-
-
-def misses(table: list[Row]) -> list[Row]:
-    """Return the rows whose error is above a limit, or not a number."""
-    return [row for row in table if row[-1] and not float(row[-2]) <= float(row[-1])]
-
-
-def _error(finding: Finding) -> float:
-    """Return the size of an error; of a wall, how much it attracts."""
-    if finding.check == "walls":
-        return max(0.0, -finding.model) if math.isfinite(finding.model) else math.nan
-    return abs(finding.model - finding.reference)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -76,34 +39,56 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--teacher", type=Path, required=True, help="TorchScript of an ensemble")
     parser.add_argument("--conformers", type=Path, default=Path("conformers.npz"))
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--checks", nargs="+", choices=[check.__name__ for check in CHECKS])
+    parser.add_argument("--only", nargs="+", choices=CHECKS, default=list(CHECKS))
     parser.add_argument("--out", type=Path, default=Path("acceptance.csv"))
-    return parser.parse_args()
+    parser.add_argument("--markdown", type=Path, help="file of a short table for a page")
+    for name, text in SIZES.items():
+        default = getattr(Sizes, name)
+        option, kind = f"--{name.replace('_', '-')}", type(default)
+        parser.add_argument(option, type=kind, default=default, help=f"{text}; {default:g}")
+    args = parser.parse_args()
+    for name in SIZES:
+        if not getattr(args, name) > 0:
+            parser.error(f"--{name.replace('_', '-')} must be above 0")
+    return args
+
+
+def methods_of(args: argparse.Namespace) -> Methods:
+    """Load the model and its teacher."""
+    model = load_model(args.model)
+    elements = [set(member.config.elements) for member in members_of(model)]
+    return Methods(
+        TensorNetCalculator(model, device=args.device, dtype="float64", backend="exact"),
+        TeacherCalculator(load_teacher(args.teacher, args.device), args.device),
+        tuple(chemical_symbols[z] for z in sorted(set.intersection(*elements))),
+        load_structures(args.conformers),
+        limit=model.uncertainty_limit,
+        is_neutral=not model.uses_charge,
+        sizes=Sizes(**{name: getattr(args, name) for name in SIZES}),
+    )
 
 
 def main() -> None:
-    """Run the comparisons, write the table, and print what is above a limit."""
+    """Run the comparisons, write the tables, and print what is above a limit."""
     args = parse_arguments()
     warnings.simplefilter("ignore", UnknownChemistryWarning)
-    methods = Methods(
-        TensorNetCalculator(args.model, device=args.device, dtype="float64", backend="exact"),
-        TeacherCalculator(load_teacher(args.teacher, args.device), args.device),
-        tuple(chemical_symbols[z] for z in load_model(args.model).config.elements),
-        load_structures(args.conformers),
-    )
-    found = []
-    for check in CHECKS:
-        if not args.checks or check.__name__ in args.checks:
-            found += check(methods)
-            print(f"{check.__name__}: done", flush=True)
+    methods = methods_of(args)
+    found: list[Result] = []
+    for name in args.only:
+        found += compare(CHECKS[name], methods)
+        print(f"{name}: done", flush=True)
     table = list(rows(found))
     with args.out.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         writer.writerows(table)
-    for row in table:
-        if row[1] in ("mean", "largest") and row[-1]:
-            print(f"{row[0]}, {row[1]}: {row[-2]} {row[2]}, at most {row[-1]}")
+    if args.markdown:
+        args.markdown.write_text(card(found))
+    for check, item, unit, _, _, error, limit, met in table:
+        if limit:
+            print(f"{check}, {item}: {error} {unit}, at most {limit}")
+        elif met or not error:
+            print(f"{check}: {item}")
     sys.exit(bool(misses(table)))
 
 

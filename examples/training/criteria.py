@@ -6,23 +6,21 @@ Each function takes `Methods` and yields what it finds.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterator
 
 import numpy as np
-import torch
 from ase import Atoms
 from ase.build import molecule
-from ase.calculators.calculator import Calculator, all_changes
+from ase.calculators.calculator import Calculator
 from ase.data import atomic_numbers, s22
 from ase.data import covalent_radii as radii
 from ase.optimize import BFGS
 from ase.vibrations import VibrationsData
-from geometry import FloatArray, Structure, moving_side
-from teacher import Teacher
+from comparison import Check, Finding, Gap, Methods, Result
+from geometry import FloatArray, moving_side
 from torsions import profile
 
+from mlff_triton.training.uncertainty import Reliability
 from mlff_triton.units import EV_TO_KCAL_PER_MOL
 
 RATTLE = 0.05  # Å, standard deviation
@@ -40,62 +38,6 @@ H2_ENERGY = 109.5  # kcal/mol, of the bond without zero-point motion
 PROTON_TRANSFER = 4.1  # kcal/mol, CCSD(T): Y. Wang et al., J. Chem. Phys. 2008, 128, 224314
 
 
-class Finding(NamedTuple):
-    """A result of a model beside its reference, in a unit."""
-
-    check: str
-    item: str
-    unit: str
-    model: float
-    reference: float
-
-
-@dataclass(frozen=True)
-class Methods:
-    """A model, its teacher, and the elements and the structures that are compared."""
-
-    model: Calculator
-    teacher: Calculator
-    symbols: tuple[str, ...]
-    structures: list[Structure]
-
-    def family(self, name: str) -> Iterator[tuple[str, Atoms, Structure]]:
-        """Yield name, atoms and topology of the first conformer of each molecule of a family."""
-        seen = set()
-        for each in self.structures:
-            atoms = Atoms(each.numbers, each.positions, info={"charge": each.charge})
-            if each.group == name and each.name not in seen and self.knows(atoms):
-                seen.add(each.name)
-                yield each.name, atoms, each
-
-    def knows(self, atoms: Atoms) -> bool:
-        """Return True if the model knows all elements."""
-        return set(atoms.symbols) <= set(self.symbols)
-
-
-class TeacherCalculator(Calculator):
-    """A teacher as an ASE calculator of molecules with the total charge ``info["charge"]``."""
-
-    implemented_properties = ("energy", "forces")
-
-    def __init__(self, teacher: Teacher, device: str) -> None:
-        super().__init__()
-        self._teacher, self._device = teacher, device
-
-    def calculate(
-        self, atoms: Any = None, properties: Any = None, system_changes: Any = all_changes
-    ) -> None:
-        """Compute energy and forces."""
-        super().calculate(atoms, properties, system_changes)
-        z = torch.tensor(self.atoms.numbers[None], dtype=torch.int64, device=self._device)
-        x = self.atoms.positions - self.atoms.positions.mean(0)
-        positions = torch.tensor(x[None], dtype=torch.float32, device=self._device)
-        charge = torch.tensor([float(self.atoms.info.get("charge", 0))], device=self._device)
-        found = self._teacher(z, positions, charge)
-        forces = found.forces[0].double().cpu().numpy()
-        self.results = {"energy": found.energy.item(), "forces": forces}
-
-
 def forces(methods: Methods) -> Iterator[Finding]:
     """Yield root mean squares of errors of the forces of rattled held-out molecules."""
     for name, atoms, _ in methods.family("held_out"):
@@ -108,11 +50,38 @@ def forces(methods: Methods) -> Iterator[Finding]:
         yield Finding("forces", name, "kcal/mol/Å", error, 0.0)
 
 
+def uncertainty(methods: Methods) -> Iterator[Result]:
+    """Yield shares of flagged molecules, of those with a large error of a force and of others."""
+    if methods.limit is None:
+        yield Gap("uncertainty", "the model does not know its uncertainty", is_missed=True)
+        return
+    known = list(methods.molecules(lambda each: each.split == "test"))
+    if not known:
+        return
+    every = -(-len(known) // methods.sizes.molecules)
+    predicted, actual = [], []
+    for seed, (_, atoms, _) in enumerate(known[::every]):
+        atoms.rattle(RATTLE, seed=seed)
+        errors = _forces(methods.model, atoms) - _forces(methods.teacher, atoms)
+        predicted.append(methods.model.get_property("uncertainty", atoms))
+        actual.append(np.linalg.norm(errors, axis=1))
+    start = np.cumsum([0, *map(len, actual)])
+    found = Reliability(np.concatenate(predicted), np.concatenate(actual), start)
+    for what, (flagged, count), expected in zip(
+        ("badly described", "well described"), found.flagged(methods.limit), (100, 0), strict=True
+    ):
+        if count:
+            item = f"{what}, {flagged} of {count} flagged"
+            yield Finding("uncertainty", item, "%", 100 * flagged / count, expected)
+        else:
+            yield Gap("uncertainty", f"no molecule is {what}", is_missed=False)
+
+
 def dimers(methods: Methods) -> Iterator[Finding]:
     """Yield interaction energies of S22, and CCSD(T)'s."""
     for k, name in enumerate(s22.s22):
         atoms = s22.create_s22_system(name)
-        if not methods.knows(atoms):
+        if not methods.knows(name.lower(), atoms):
             continue
         first = s22.get_number_of_dimer_atoms(name)[0]
         whole, a, b = (_energy(methods.model, x) for x in (atoms, atoms[:first], atoms[first:]))
@@ -140,7 +109,7 @@ def vibrations(methods: Methods) -> Iterator[Finding]:
     """Yield harmonic frequencies of small molecules, each method's at its own minimum."""
     for formula in FORMULAS:
         atoms = molecule(formula)
-        if not methods.knows(atoms):
+        if not methods.knows(formula, atoms):
             continue
         pairs = zip(*(frequencies(atoms, m) for m in (methods.model, methods.teacher)), strict=True)
         for k, (found, reference) in enumerate(pairs, start=1):
@@ -208,13 +177,14 @@ def proton_transfer(methods: Methods) -> Iterator[Finding]:
     yield Finding("proton transfer of the teacher", "malonaldehyde", "kcal/mol", *found)
 
 
-CHECKS: tuple[Callable[[Methods], Iterator[Finding]], ...] = (
+CHECKS: tuple[Check, ...] = (
     walls,
     atoms_alone,
     hydrogen,
     dimers,
     vibrations,
     forces,
+    uncertainty,
     proton_transfer,
     torsions,
 )
