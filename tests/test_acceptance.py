@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from ase import Atoms
+from ase.build import molecule
 from ase.calculators.calculator import Calculator, all_changes
 
 from mlff_triton.errors import InputError
@@ -177,12 +179,36 @@ def test_what_a_model_cannot_do_has_a_line(acceptance, training_modules, capsys)
     assert (code, rows[0]["met"], len(rows)) == (1, "no", 1)
 
 
-@pytest.mark.parametrize("option", ["--molecules"])
+@pytest.mark.parametrize("option", ["--molecules", "--liquid-picoseconds"])
 def test_sizes_are_above_0(training_modules, monkeypatch, capsys, option):
     monkeypatch.setattr("sys.argv", ["acceptance.py", "--teacher", "none.jpt", option, "0"])
     with pytest.raises(SystemExit):
         training_modules("acceptance").main()
     assert f"{option} must be above 0" in capsys.readouterr().err
+
+
+def test_simulations_have_the_sizes_of_options(acceptance, training_modules, monkeypatch):
+    """The shipped model knows one of two drugs, and a droplet."""
+    monkeypatch.setattr(training_modules("lasting"), "DRUGS", ("methane", "chloromethane"))
+    structures = []
+    for name, formula in (("methane", "CH4"), ("chloromethane", "CH3Cl")):
+        atoms = molecule(formula)
+        carbon = molecule_of(training_modules, name, atoms.symbols, atoms.positions)
+        bonds = tuple((0, k) for k in range(1, 5))
+        structures.append(replace(carbon, bonds=bonds))
+    sizes = ("--picoseconds", "0.005", "--droplet", "2", "--waters", "8")
+    names = "drugs", "droplet", "water"
+    words = ("--only", *names, *sizes, "--liquid-picoseconds", "0.01", "--runs", "here")
+    code, rows = acceptance(structures, *words)
+    assert code == 1  # water has not relaxed yet
+    found = {(row["check"], row["item"]): row for row in rows}
+    for item in ("methane", "2 molecules of water"):
+        assert found["intact", item]["model"] == found["intact", item]["reference"] == "0.01"
+        assert ("drift", item) in found
+    assert found["intact", "largest"]["met"] == "yes"
+    assert ("water, density", "8 molecules") in found
+    assert ("drugs", "left out: chloromethane; the model does not know Cl") in found
+    assert sorted(path.name for path in Path("here").iterdir()) == sorted(names)
 
 
 def test_an_error_ends_a_check_and_no_other(comparison, verdict):

@@ -2,10 +2,11 @@
 
 Usage: ``python acceptance.py --model default --teacher aimnet2_wb97m-d3_ens.jpt``
 
-The comparisons are those of `criteria`, with the limits of `verdict`.
+The comparisons are those of `criteria`, `densities` and `lasting`, with the limits of `verdict`.
 Molecules are those that no model was trained on, in the file of `conformers.py`. Whatever cannot be
-compared, as with elements that a model does not know, has a line in the table. The exit code is 1
-if a limit is exceeded, or a comparison has no result.
+compared, as with elements that a model does not know, has a line in the table. Simulations go on
+where the same command was stopped. The exit code is 1 if a limit is exceeded, or a comparison has
+no result.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import warnings
 from pathlib import Path
 
 import criteria
+import densities
+import lasting
 from ase.data import chemical_symbols
 from comparison import Methods, Result, Sizes, TeacherCalculator, compare
 from conformers import load_structures
@@ -26,9 +29,13 @@ from verdict import COLUMNS, card, misses, rows
 from mlff_triton import TensorNetCalculator, UnknownChemistryWarning, load_model
 from mlff_triton.model.prediction import members_of
 
-CHECKS = {check.__name__: check for check in criteria.CHECKS}
+CHECKS = {check.__name__: check for check in (*criteria.CHECKS, *densities.CHECKS, *lasting.CHECKS)}
 SIZES = {
     "molecules": "held-out molecules whose uncertainties are judged",
+    "waters": "molecules in the box of water",
+    "liquid_picoseconds": "time at constant pressure of the box of water",
+    "droplet": "molecules in the droplet of water",
+    "picoseconds": "time in each ensemble of the drugs and the droplet",
 }
 
 
@@ -46,6 +53,7 @@ def parse_arguments() -> argparse.Namespace:
         default = getattr(Sizes, name)
         option, kind = f"--{name.replace('_', '-')}", type(default)
         parser.add_argument(option, type=kind, default=default, help=f"{text}; {default:g}")
+    parser.add_argument("--runs", type=Path, default=Sizes.runs, help="directory of simulations")
     args = parser.parse_args()
     for name in SIZES:
         if not getattr(args, name) > 0:
@@ -62,9 +70,10 @@ def methods_of(args: argparse.Namespace) -> Methods:
         TeacherCalculator(load_teacher(args.teacher, args.device), args.device),
         tuple(chemical_symbols[z] for z in sorted(set.intersection(*elements))),
         load_structures(args.conformers),
+        fast=TensorNetCalculator(model, device=args.device),
         limit=model.uncertainty_limit,
         is_neutral=not model.uses_charge,
-        sizes=Sizes(**{name: getattr(args, name) for name in SIZES}),
+        sizes=Sizes(**{name: getattr(args, name) for name in (*SIZES, "runs")}),
     )
 
 

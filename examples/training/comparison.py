@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -43,9 +44,22 @@ class Sizes:
     ----------
     molecules : int
         Number of held-out molecules whose uncertainties are judged.
+    waters, droplet : int
+        Numbers of molecules in the box and in the droplet of water.
+    liquid_picoseconds : float
+        Time at constant pressure of the box of water.
+    picoseconds : float
+        Time in each ensemble of the drugs and the droplet.
+    runs : Path
+        Directory of simulations.
     """
 
     molecules: int = 1000
+    waters: int = 216
+    droplet: int = 64
+    liquid_picoseconds: float = 500.0
+    picoseconds: float = 1000.0
+    runs: Path = Path("acceptance")
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,8 @@ class Methods:
         Elements that the model knows.
     structures : list of Structure
         Conformers of molecules.
+    fast : Calculator or None
+        The model in the precision of simulations; by default, `model`.
     limit : float or None
         Uncertainty in eV/Å above which the model flags a structure, if it has one.
     is_neutral : bool
@@ -74,10 +90,16 @@ class Methods:
     teacher: Calculator
     symbols: tuple[str, ...]
     structures: list[Structure]
+    fast: Calculator | None = None
     limit: float | None = None
     is_neutral: bool = False
     sizes: Sizes = field(default_factory=Sizes)
     left_out: dict[str, set[str]] = field(default_factory=dict)
+
+    @property
+    def simulated(self) -> Calculator:
+        """The calculator of simulations."""
+        return self.fast or self.model
 
     def molecules(
         self, is_chosen: Callable[[Structure], bool]

@@ -23,6 +23,12 @@ LIMITS = {  # check: largest mean and largest single error
     "H2": (math.inf, 20.0),
     "proton transfer": (math.inf, 1.0),
     "uncertainty": (math.inf, 10.0),
+    "crystals": (math.inf, 4.0),
+    "water, density": (math.inf, 0.05),
+    "water, O-O distance": (math.inf, 0.06),
+    "water, O-O peak": (math.inf, 0.4),
+    "intact": (math.inf, 0.0),
+    "drift": (math.inf, 1.0),
 }
 Row = tuple[str, ...]
 
