@@ -12,7 +12,7 @@ rounding errors are smaller. Then alpha makes the mean of u that of the errors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -130,10 +130,12 @@ def learn_and_judge(
         None if the model has no uncertainty, see `learn_uncertainty`.
     """
     train, valid, test = parts
-    if not learn_uncertainty(model, data, train, valid, errors["valid"]):
+    moments = _moments(model, data, train)
+    hidden = _kept(model, data, valid)
+    if not _learn(model, moments, hidden, errors["valid"]):
         return None
-    part, chosen = ("test", test) if len(test) else ("valid", valid)
-    predicted = predicted_errors(model, data, chosen)
+    part = "test" if len(test) else "valid"
+    predicted = _predicted(model, _hidden(model, data, test) if len(test) else hidden)
     found = Reliability(predicted, lengths_of(errors[part]), errors[part].frames.start)
     limit = model.uncertainty_limit
     assert limit is not None
@@ -162,16 +164,23 @@ def learn_uncertainty(
         False if the errors do not determine a scale, as those of lone atoms, which are all 0. The
         model then has no uncertainty.
     """
-    values, vectors = _moments(model, data, train)
+    return _learn(model, _moments(model, data, train), _kept(model, data, valid), errors)
+
+
+def _learn(
+    model: TensorNet, moments: tuple[Array, Array], hidden: list[Tensor], errors: Errors
+) -> bool:
+    """Give a model its uncertainty by the last hidden values of those to calibrate with."""
+    values, vectors = moments
     lengths = lengths_of(errors)
     priors = np.maximum(values.mean(), np.finfo(float).tiny) * PRIORS
-    prior = _most_likely(model, data, valid, lengths, (values, vectors, priors))
+    prior = _most_likely(hidden, lengths, (values, vectors, priors))
     if prior is None:
         return False
     weight = vectors.T / np.sqrt(values + prior)[:, None]
     readout = model.readout
     readout.uncertainty = _like(weight, model)
-    found = predicted_errors(model, data, valid)
+    found = _predicted(model, hidden)
     readout.uncertainty = _like(weight * (lengths.mean() / found.mean()), model)
     calibrated = Reliability(found * (lengths.mean() / found.mean()), lengths, errors.frames.start)
     readout.uncertainty_limit = _like(np.asarray(calibrated.limit()), model)
@@ -190,7 +199,13 @@ def lengths_of(errors: Errors) -> Array:
 
 def predicted_errors(model: TensorNet, data: GraphData, chosen: Tensor) -> Array:
     """Return the uncertainties of the atoms of some structures in eV/Å, float64 [N]."""
-    found = [model.readout.uncertainty_of(hidden) for hidden in _hidden(model, data, chosen)]
+    return _predicted(model, _hidden(model, data, chosen))
+
+
+def _predicted(model: TensorNet, hidden: Iterable[Tensor]) -> Array:
+    """Return the uncertainties of atoms in eV/Å, float64 [N], by batches of last hidden values."""
+    device = model.std.device
+    found = [model.readout.uncertainty_of(some.to(device)) for some in hidden]
     known = [part.double().cpu() for part in found if part is not None]
     return np.asarray(torch.cat(known).numpy())
 
@@ -206,23 +221,19 @@ def _moments(model: TensorNet, data: GraphData, train: Tensor) -> tuple[Array, A
 
 
 def _most_likely(
-    model: TensorNet,
-    data: GraphData,
-    valid: Tensor,
-    lengths: Array,
-    spectrum: tuple[Array, Array, Array],
+    hidden: list[Tensor], lengths: Array, spectrum: tuple[Array, Array, Array]
 ) -> float | None:
     """Return the largest of the most likely priors, or None if none has a likelihood."""
     values, vectors, priors = spectrum
     logs, squares = np.zeros(len(priors)), np.zeros(len(priors))
     first = 0
-    for hidden in _hidden(model, data, valid):
-        along = np.square(hidden.double().cpu().numpy() @ vectors)  # [n, H]
+    for some in hidden:
+        along = np.square(some.double().numpy() @ vectors)  # [n, H]
         variances = along @ (1 / (values[:, None] + priors))  # [n, priors], up to alpha^2
-        some = lengths[first : first + len(along)]
+        errors = lengths[first : first + len(along)]
         with np.errstate(divide="ignore", invalid="ignore"):
             logs += np.log(variances).sum(0)
-            squares += (np.square(some)[:, None] / variances).sum(0)
+            squares += (np.square(errors)[:, None] / variances).sum(0)
         first += len(along)
     with np.errstate(divide="ignore", invalid="ignore"):
         likelihoods = -1.5 * (logs + first * np.log(squares))  # for the most likely alpha
@@ -231,6 +242,14 @@ def _most_likely(
         return None
     least = likelihoods[known].max() - AS_LIKELY * first
     return float(priors[known & (likelihoods >= least)].max())
+
+
+def _kept(model: TensorNet, data: GraphData, chosen: Tensor) -> list[Tensor]:
+    """Return the last hidden values [n, H] of each batch of structures, in memory of the host.
+
+    They are used several times, and fill 4 H bytes per atom in float32.
+    """
+    return [hidden.cpu() for hidden in _hidden(model, data, chosen)]
 
 
 def _hidden(model: TensorNet, data: GraphData, chosen: Tensor) -> Iterator[Tensor]:

@@ -166,6 +166,19 @@ def test_the_test_set_is_judged_if_there_is_one(model, data):
     assert_close(judged.reliability.predicted, predicted_errors(model, data, test), 0)
 
 
+@pytest.mark.parametrize("n_test", [0, 4])
+def test_each_structure_passes_through_the_network_once(model, data, n_test):
+    test = torch.arange(n_test)
+    errors = {"valid": evaluate(model, data, VALID)}
+    if n_test:
+        errors["test"] = evaluate(model, data, test)
+    seen = []
+    model.readout.register_forward_hook(lambda _, __, found: seen.append(len(found[1])))
+    learn_and_judge(model, data, (TRAIN, VALID, test), errors)
+    parts = [TRAIN, VALID, test] if n_test else [TRAIN, VALID]
+    assert seen == [data.n_atoms(part) for part in parts]
+
+
 def test_structures_are_flagged_by_their_largest_value():
     start = np.arange(0, 63, 3)  # 20 structures of three atoms
     predicted, actual = np.zeros((20, 3)), np.zeros((20, 3))
