@@ -13,6 +13,7 @@ from ase.calculators.calculator import Calculator, all_changes
 from ase.neighborlist import neighbor_list
 
 from mlff_triton import TensorNetCalculator
+from mlff_triton.dynamics import Settings, Stage, load_restart
 from mlff_triton.dynamics.bonds import Bonds
 
 pytestmark = pytest.mark.filterwarnings("ignore::mlff_triton.UnknownChemistryWarning")
@@ -35,6 +36,20 @@ class Pushed(Calculator):
             forces[1] = -constant * (r - 0.74) * d / r
             forces[0] = -forces[1]
         self.results = {"energy": energy, "forces": forces, "stress": np.zeros(6)}
+
+
+class Interrupted(Pushed):
+    """The same, until somebody presses Ctrl-C."""
+
+    def __init__(self, calls):
+        super().__init__()
+        self.calls = calls
+
+    def calculate(self, *args, **options):
+        super().calculate(*args, **options)
+        self.calls -= 1
+        if not self.calls:
+            raise KeyboardInterrupt
 
 
 @pytest.fixture
@@ -144,6 +159,19 @@ def test_water_is_simulated_and_goes_on(comparison, densities, methods, capsys):
     (gap,) = comparison.compare(densities.water, methods(model, waters=27))
     assert gap.is_missed
     assert "another model or other sizes: choose another --runs" in gap.reason
+
+
+def test_an_interrupted_simulation_goes_on(training_modules, tmp_path):
+    runs, atoms = training_modules("runs"), Atoms("H2", [(0, 0, 0), (0.7, 0, 0)])
+    settings = Settings((Stage("nvt", 30), Stage("nve", 30)), every=5)
+    runs.simulate([atoms], Pushed(), settings, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        runs.simulate([atoms], Interrupted(44), settings, tmp_path / "parts")
+    assert 5 < load_restart(tmp_path / "parts" / "restart.npz").state.step < 60
+    runs.simulate([atoms], Pushed(), settings, tmp_path / "parts")
+    for name in ("log.csv", "trajectory.xyz"):
+        whole, parts = ((tmp_path / kind / name).read_bytes() for kind in ("whole", "parts"))
+        assert whole == parts
 
 
 def test_a_droplet_is_the_middle_of_a_box(lasting):
