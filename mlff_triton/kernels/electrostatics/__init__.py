@@ -1,0 +1,1 @@
+"""Electrostatics of partial charges in periodic boxes, by particle-mesh Ewald."""

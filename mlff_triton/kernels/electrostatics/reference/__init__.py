@@ -1,0 +1,1 @@
+"""Electrostatics in plain PyTorch."""

@@ -1,0 +1,41 @@
+"""Systems of a batch, in plain PyTorch: their atoms, sums over them, and their cells."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mlff_triton.errors import InputError
+
+
+def system_of(batch: Tensor | None, charges: Tensor, cell: Tensor) -> Tensor:
+    """Return the system of each atom, int64 [N]; without a batch, there is one.
+
+    Raises
+    ------
+    InputError
+        If there are several cells and no batch.
+    """
+    if batch is not None:
+        return batch.long()
+    if len(cell) != 1:
+        raise InputError(f"there are {len(cell)} cells, and no batch: give each atom's system")
+    return torch.zeros(len(charges), dtype=torch.int64, device=charges.device)
+
+
+def sum_systems(values: Tensor, system: Tensor, n_systems: int) -> Tensor:
+    """Sum rows [N, ...] of atoms to systems [B, ...]."""
+    return values.new_zeros(n_systems, *values.shape[1:]).index_add(0, system, values)
+
+
+def volumes(cell: Tensor) -> Tensor:
+    """Return the volumes [B] of cells [B, 3, 3]."""
+    first, second, third = cell.unbind(1)
+    across: Tensor = torch.linalg.cross(second, third)
+    return (first * across).sum(1).abs()
+
+
+def heights(cell: Tensor) -> Tensor:
+    """Return the distances [B, 3] between opposite faces of cells [B, 3, 3]."""
+    lengths: Tensor = torch.linalg.vector_norm(torch.linalg.inv(cell), dim=1)
+    return 1 / lengths

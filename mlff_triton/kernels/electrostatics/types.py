@@ -1,0 +1,80 @@
+"""Parameters and results of Ewald sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from mlff_triton.errors import InputError
+from mlff_triton.units import BOHR, HARTREE
+
+COULOMB = HARTREE * BOHR
+"""``e^2 / (4 pi eps0)`` in eV Å."""
+ORDERS = (4, 5, 6)
+"""Orders of B-splines for which there are kernels."""
+BIN = 4
+"""Mesh points along each side of the bins in which atoms are sorted."""
+SMALLEST_MESH = 2 * BIN
+
+
+@dataclass(frozen=True)
+class PMEParameters:
+    """Parameters of particle-mesh Ewald, as `parameters.pme_parameters` chooses them.
+
+    Attributes
+    ----------
+    splitting : float
+        Parameter ``alpha`` in 1/Å, which divides the sum between real and reciprocal space.
+    cutoff : float
+        Cutoff of the sum in real space, Å.
+    mesh : tuple of int
+        Number of mesh points along each lattice vector: multiples of 4, at least 8.
+    order : {4, 5, 6}
+        Order of the B-splines, which have as many mesh points in each direction.
+    slab : {0, 1, 2}, optional
+        Lattice vector along which the system is not periodic. The cell contains an empty layer in
+        this direction, and the energy gets the correction of Yeh and Berkowitz.
+
+    Raises
+    ------
+    InputError
+        If a value is not supported.
+    """
+
+    splitting: float
+    cutoff: float
+    mesh: tuple[int, int, int]
+    order: int = 5
+    slab: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("splitting", "cutoff"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise InputError(f"{name} must be positive and finite, not {getattr(self, name)}")
+        if self.order not in ORDERS:
+            raise InputError(f"order={self.order} is not supported: use 4, 5 or 6")
+        if len(self.mesh) != 3 or any(n < SMALLEST_MESH or n % BIN for n in self.mesh):
+            raise InputError(
+                f"the mesh has {list(self.mesh)} points: use three multiples of {BIN}, at least "
+                f"{SMALLEST_MESH}"
+            )
+        if self.slab not in (None, 0, 1, 2):
+            raise InputError(f"slab={self.slab} is unknown: use 0, 1, 2 or None")
+
+
+class Electrostatics(NamedTuple):
+    """Electrostatic energies and potentials.
+
+    Attributes
+    ----------
+    energy : float64 [B]
+        Energy of each system in eV.
+    potential : [N]
+        Electrostatic potential at each atom in V, without its own charge: the derivative of the
+        energy with respect to its charge. Half its product with the charge is the atom's energy.
+    """
+
+    energy: Tensor
+    potential: Tensor
