@@ -27,7 +27,7 @@ from benchmarks.engine.implementations import OURS, Implementation
 from benchmarks.engine.peers import PEERS
 from benchmarks.engine.profiling import COMMANDS, command_line, profile, trace
 from benchmarks.engine.runner import run_case
-from benchmarks.kernels import convolution
+from benchmarks.kernels import convolution, electrostatics
 from benchmarks.kernels.cases import OPERATORS, SIZES, Operator
 from benchmarks.kernels.runner import run_operators
 from benchmarks.lab import figures, tables
@@ -50,6 +50,7 @@ BENCHES = (
     "models",
     "pairs",
     convolution.BENCH,
+    electrostatics.BENCH,
     docking.BENCH,
     "fidelity",
     "alignment",
@@ -142,6 +143,10 @@ def _run(options: argparse.Namespace) -> int:
     pairs.run_pairs(lab, *_named(options, pairs.BENCH, pairs.CASES, pairs.IMPLEMENTATIONS))
     convolved = _named(options, convolution.BENCH, convolution.CASES, convolution.IMPLEMENTATIONS)
     convolution.run_convolution(lab, *convolved)
+    charged = _named(
+        options, electrostatics.BENCH, electrostatics.CASES, electrostatics.IMPLEMENTATIONS
+    )
+    electrostatics.run_electrostatics(lab, *charged)
     docked = _named(options, docking.BENCH, docking.CASES, docking.IMPLEMENTATIONS)
     docking.run_docking(lab, *docked)
     simulated, names = _named(options, "fidelity", fidelity.CASES, fidelity.SIMULATIONS)
@@ -186,6 +191,7 @@ def select(options: argparse.Namespace) -> tuple[list[Case], list[Operator], lis
     names += models.CASES if "models" in benches else ()
     names += pairs.CASES if pairs.BENCH in benches else ()
     names += convolution.CASES if convolution.BENCH in benches else ()
+    names += electrostatics.CASES if electrostatics.BENCH in benches else ()
     names += docking.CASES if docking.BENCH in benches else ()
     names += alignment.CASES if "alignment" in benches else ()
     names += MD_CASES if "md" in benches else ()
@@ -242,7 +248,8 @@ def _only(options: argparse.Namespace) -> list[str]:
     names += md.IMPLEMENTATIONS
     given = options.only.split(",") if options.only else []
     names += [*bio.IMPLEMENTATIONS, *models.IMPLEMENTATIONS, *pairs.IMPLEMENTATIONS]
-    names += [*convolution.IMPLEMENTATIONS, *docking.IMPLEMENTATIONS]
+    names += [*convolution.IMPLEMENTATIONS, *electrostatics.IMPLEMENTATIONS]
+    names += docking.IMPLEMENTATIONS
     names += [*alignment.METHODS, *training.IMPLEMENTATIONS, *cpu.IMPLEMENTATIONS]
     return _known(given, names, "implementation")
 

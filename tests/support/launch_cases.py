@@ -73,6 +73,7 @@ from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.testing.launches import compile_distinct
 from tests.support.binding_launch_cases import binding_calls
 from tests.support.convolution_launch_cases import convolution_calls, more_convolutions
+from tests.support.electrostatic_launch_cases import electrostatic_calls
 from tests.support.genomic_launch_cases import genomic_calls
 from tests.support.operators import derivatives
 from tests.support.pair_launch_cases import pair_calls
@@ -457,7 +458,7 @@ def parts(sizes: list[int], dtype: torch.dtype) -> dict[str, Callable[[], object
 def common_cases(target: str) -> dict[str, Callable[[], object]]:
     """Operators and steps in one precision, for a thorough target."""
     made = few_cases(target) | residue_calls() | binding_calls() | genomic_calls()
-    made |= convolution_calls()
+    made |= convolution_calls() | electrostatic_calls(torch.float32)
     return made | pair_calls(THOROUGH[target]) | tensornet2_calls(torch.float32)
 
 
@@ -467,7 +468,7 @@ def all_cases(target: str) -> dict[str, Callable[[], object]]:
     made = common_cases(target) | pair_calls(single, *halves) | tensornet2_calls(double)
     made |= steps(MORE_STEPS, single) | calls(double) | steps(STEPS, double)
     made |= parts([16], single) | parts([16, 4096], double)
-    made |= more_convolutions()
+    made |= more_convolutions() | electrostatic_calls(double)
     return made | token_calls(single) | token_calls(double) | more_alignments()
 
 

@@ -1,0 +1,37 @@
+"""Calls of operators of electrostatics, to compile the kernels that they launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from mlff_triton.kernels.electrostatics.pme_energy import pme_energy
+from mlff_triton.kernels.electrostatics.types import ORDERS, PMEParameters
+
+N, E = 40, 80
+
+
+def electrostatic_energy(order: int, dtype: torch.dtype, wide: bool) -> object:
+    """Compute the energy by `pme_energy`, hence by `ewald_pairs` and `mesh_ewald`."""
+    integers = torch.int64 if wide else torch.int32
+    charges, positions = torch.ones(N, dtype=dtype), torch.ones(N, 3, dtype=torch.float64)
+    batch, row_ptr = torch.zeros(N, dtype=integers), torch.arange(0, E + 1, 2, dtype=integers)
+    senders = torch.zeros(E, dtype=integers)
+    shifts = torch.zeros(E, 3, dtype=torch.int64 if wide else torch.int8)
+    parameters = PMEParameters(0.4, 5.0, (8, 12, 16), order, slab=2)
+    cell = 10 * torch.eye(3, dtype=torch.float64 if wide else dtype)[None]
+    atoms = charges, positions.to(cell.dtype), cell, batch
+    return pme_energy(*atoms, row_ptr, senders, shifts, parameters, check=False)
+
+
+def electrostatic_calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
+    """Energies with splines of all orders, by name."""
+    return {
+        f"pme_energy, order {order}, {dtype}, wide: {wide}": partial(
+            electrostatic_energy, order, dtype, wide
+        )
+        for order in ORDERS
+        for wide in (False, True)
+    }
