@@ -56,7 +56,7 @@ def pme_energy(
         From `pme_parameters`, for these cells or somewhat different ones.
     check : bool
         Check values, which waits for the GPU. Use False inside CUDA graphs: NaN in the input then
-        makes the energy NaN, and the gap of a slab is not checked.
+        makes the energy NaN, and neither the neighbor list nor the gap of a slab is checked.
     warn_charged : bool
         Warn of charged systems, which also waits for the GPU.
 
@@ -69,7 +69,8 @@ def pme_energy(
     ------
     InputError
         If shapes, dtypes or devices do not fit together, and, with ``check``, if a value is NaN or
-        infinite, a cell has no volume, the mesh is too coarse for a cell, or a slab has no gap.
+        infinite, a cell has no volume, the mesh is too coarse for a cell, the neighbor list has far
+        too few edges, or a slab has no gap.
     BackendError
         If the tensors are not on a GPU. The function of the same name in `reference` runs anywhere.
 
@@ -84,7 +85,8 @@ def pme_energy(
     check_atoms(charges, positions, cell, batch)
     system = systems(charges, batch)
     if check or warn_charged:
-        check_values(charges, positions, cell, system, parameters, warn_charged=warn_charged)
+        values = charges, positions, cell, system, len(senders), parameters
+        check_values(*values, warn_charged=warn_charged)
     atoms = charges, positions, cell, system
     near = ewald_pairs(*atoms, row_ptr, senders, shifts, parameters.splitting, parameters.cutoff)
     far = mesh_ewald(*atoms, parameters)

@@ -1,8 +1,11 @@
 """B-splines inside kernels.
 
-    M(x) = sum_j (-1)^j binomial(p, j) max(x - j, 0)^(p - 1) / (p - 1)!      for 0 < x < p
+    M4(x) = (y^3 - 4 max(y - 1, 0)^3) / 6      y = min(x, 4 - x)
+    M_p(x) = (x M_{p-1}(x) + (p - x) M_{p-1}(x - 1)) / (p - 1)
+    M_p'(x) = M_{p-1}(x) - M_{p-1}(x - 1)
 
-is symmetric about p / 2. The sum is taken on the left, where few terms cancel.
+Only positive terms are added, except in the cubic spline and in slopes, where little cancels.
+Splines vanish outside of 0 < x < p, and NaN stays.
 """
 
 from __future__ import annotations
@@ -12,43 +15,62 @@ import triton.language as tl
 
 
 @triton.jit
-def _left_half(fraction, step, ORDER: tl.constexpr):
-    """Return ``fraction + step`` or its mirror image, and True where it is the mirror image."""
+def _distance(fraction, step, ORDER: tl.constexpr):
+    """Return the distance of ``fraction + step`` from the nearer end of a spline."""
     left = fraction + step
     right = (ORDER - step) - fraction
-    return tl.where(left < right, left, right), left >= right
+    return tl.where(left < right, left, right)
+
+
+@triton.jit
+def _quadratic(fraction, step):
+    """Return M3, which slopes of cubic splines need."""
+    x = _distance(fraction, step, 3)
+    one = tl.maximum(x - 1, 0.0)
+    return tl.where(x <= 0, 0.0, 0.5 * x * x - 1.5 * one * one).to(fraction.dtype)
+
+
+@triton.jit
+def _cubic(fraction, step):
+    """Return M4."""
+    x = _distance(fraction, step, 4)
+    one = tl.maximum(x - 1, 0.0)
+    return tl.where(x <= 0, 0.0, (x * x * x - 4 * one * one * one) * (1 / 6)).to(fraction.dtype)
+
+
+@triton.jit
+def _raised(fraction, step, at, before, ORDER: tl.constexpr):
+    """Return M_p from M_{p-1} at the same place and at the one before."""
+    return ((fraction + step) * at + ((ORDER - step) - fraction) * before) * (1 / (ORDER - 1))
+
+
+@triton.jit
+def _quartic(fraction, step):
+    """Return M5."""
+    at, before = _cubic(fraction, step), _cubic(fraction, step - 1)
+    return _raised(fraction, step, at, before, 5).to(fraction.dtype)
 
 
 @triton.jit
 def spline(fraction, step, ORDER: tl.constexpr):
-    """Return the values of a B-spline at ``fraction + step``; zero unless 0 <= step < ORDER."""
-    x, _ = _left_half(fraction, step, ORDER)
-    one, two = tl.maximum(x - 1, 0.0), tl.maximum(x - 2, 0.0)
+    """Return the values of a B-spline of order 4, 5 or 6 at ``fraction + step``."""
     if ORDER == 4:
-        value = (x * x * x - 4 * one * one * one) * (1 / 6)
+        value = _cubic(fraction, step)
     elif ORDER == 5:
-        squared, square_one, square_two = x * x, one * one, two * two
-        value = squared * squared - 5 * square_one * square_one + 10 * square_two * square_two
-        value *= 1 / 24
+        value = _quartic(fraction, step)
     else:
-        squared, square_one, square_two = x * x, one * one, two * two
-        value = squared * squared * x - 6 * square_one * square_one * one
-        value = (value + 15 * square_two * square_two * two) * (1 / 120)
-    return tl.where((step >= 0) & (step < ORDER), value, 0.0).to(fraction.dtype)
+        at, before = _quartic(fraction, step), _quartic(fraction, step - 1)
+        value = _raised(fraction, step, at, before, 6).to(fraction.dtype)
+    return value
 
 
 @triton.jit
 def spline_slope(fraction, step, ORDER: tl.constexpr):
-    """Return the derivatives of a B-spline at ``fraction + step``."""
-    x, is_mirrored = _left_half(fraction, step, ORDER)
-    one, two = tl.maximum(x - 1, 0.0), tl.maximum(x - 2, 0.0)
+    """Return the derivatives of a B-spline of order 4, 5 or 6 at ``fraction + step``."""
     if ORDER == 4:
-        slope = (x * x - 4 * one * one) * 0.5
+        slope = _quadratic(fraction, step) - _quadratic(fraction, step - 1)
     elif ORDER == 5:
-        slope = (x * x * x - 5 * one * one * one + 10 * two * two * two) * (1 / 6)
+        slope = _cubic(fraction, step) - _cubic(fraction, step - 1)
     else:
-        squared, square_one, square_two = x * x, one * one, two * two
-        slope = squared * squared - 6 * square_one * square_one + 15 * square_two * square_two
-        slope *= 1 / 24
-    slope = tl.where(is_mirrored, -slope, slope)
-    return tl.where((step >= 0) & (step < ORDER), slope, 0.0).to(fraction.dtype)
+        slope = _quartic(fraction, step) - _quartic(fraction, step - 1)
+    return slope

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import torch
@@ -12,6 +13,8 @@ from mlff_triton.kernels.electrostatics.parameters import check_cells
 from mlff_triton.kernels.electrostatics.types import PMEParameters
 
 NEUTRAL = 1e-3  # elementary charges, above the rounding errors of float32 charges
+MANY_NEIGHBORS = 100  # per atom; below, their number depends on the structure
+FEWEST_EDGES = 0.7  # of the expected ones
 COARSEST = 1.2  # product of splitting and spacing, at which errors exceed a tenth
 
 
@@ -20,6 +23,7 @@ def check_values(
     positions: Tensor,
     cell: Tensor,
     system: Tensor,
+    n_edges: int,
     parameters: PMEParameters,
     *,
     warn_charged: bool = False,
@@ -32,6 +36,8 @@ def check_values(
         As for `pme_energy`.
     system : int [N]
         System of each atom.
+    n_edges : int
+        Number of directed edges of the neighbor list.
     parameters : PMEParameters
         Splitting, mesh and slab.
     warn_charged : bool
@@ -41,7 +47,7 @@ def check_values(
     ------
     InputError
         If a value is NaN or infinite, a cell has no volume, systems do not ascend, the mesh is too
-        coarse for a cell, or a slab has no gap.
+        coarse for a cell, the neighbor list is too short, or a slab has no gap.
     """
     charges, positions, cell = charges.detach(), positions.detach().double(), cell.detach().double()
     for name, values in (("charge", charges[:, None]), ("position", positions)):
@@ -63,10 +69,28 @@ def check_values(
             f"the mesh has a spacing of {spacing:.2g} Å, too coarse for a splitting of "
             f"{parameters.splitting:.2g}/Å: choose parameters for this cell by pme_parameters"
         )
+    _check_list(cell, system, n_edges, parameters.cutoff)
     if parameters.slab is not None:
         _check_gap(positions, cell, system, parameters.slab)
     if warn_charged:
         _warn_of_charges(charges, system, len(cell))
+
+
+def _check_list(cell: Tensor, system: Tensor, n_edges: int, cutoff: float) -> None:
+    """Raise `InputError` if a neighbor list has far fewer edges than atoms at their mean density.
+
+    Atoms that are spread unevenly have more neighbors, never much fewer. The regular lattices with
+    100 neighbors have at most 20 % fewer.
+    """
+    counts = torch.bincount(system.long(), minlength=len(cell)).double()
+    neighbors = counts / torch.linalg.det(cell).abs() * (4 / 3 * math.pi * cutoff**3) - 1
+    expected = float((counts * neighbors)[neighbors > MANY_NEIGHBORS].sum())
+    if n_edges < FEWEST_EDGES * expected:
+        raise InputError(
+            f"the neighbor list has {n_edges} edges, but about {expected:.0f} are within the "
+            f"cutoff of {cutoff:g} Å: build it for this cutoff, with images, and each pair in both "
+            "directions"
+        )
 
 
 def _check_gap(positions: Tensor, cell: Tensor, system: Tensor, axis: int) -> None:

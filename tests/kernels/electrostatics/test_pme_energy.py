@@ -198,6 +198,21 @@ def test_refuses_values_without_a_meaning(operator, change, message, device):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("structures", [[(40, "cubic")], [(40, "triclinic"), (1, "small")]])
+@both
+def test_refuses_lists_that_lack_edges(operator, structures, device):
+    """Lists for a smaller cutoff, with each pair once, or of another system."""
+    case = charged(*structures, cutoff=6.0).to(device)
+    parameters = replace(MESH, cutoff=6.0)
+    operator(*case.atoms, *case.lists, parameters)
+    shorter = charged(*structures, cutoff=5.0).to(device)
+    row_ptr, senders, shifts = case.lists
+    half = len(senders) // 2
+    for lists in (shorter.lists, (row_ptr // 2, senders[:half], shifts[:half])):
+        with pytest.raises(InputError, match=r"edges, but about .* are within the cutoff of 6 Å"):
+            operator(*case.atoms, *lists, parameters)
+
+
 @both
 def test_refuses_slabs_without_a_gap(operator, device):
     case = charged((20, "cubic")).to(device)

@@ -28,7 +28,8 @@ def pme_energy(
     """Compute `mlff_triton.kernels.electrostatics.pme_energy.pme_energy`."""
     system = system_of(batch, charges, cell)
     if check or warn_charged:
-        check_values(charges, positions, cell, system, parameters, warn_charged=warn_charged)
+        values = charges, positions, cell, system, len(senders), parameters
+        check_values(*values, warn_charged=warn_charged)
     atoms = charges, positions, cell, system
     near = ewald_pairs(*atoms, row_ptr, senders, shifts, parameters.splitting, parameters.cutoff)
     far = mesh_ewald(*atoms, parameters)
