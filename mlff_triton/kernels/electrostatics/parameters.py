@@ -58,7 +58,8 @@ def pme_parameters(
         list contains all images.
     error : float
         Largest error of forces, from 1e-9 to 1e-2: its root mean square over atoms, relative to
-        that of the forces. Half its square is left to each of both sums.
+        that of the forces. Half its square is left to each of both sums. Below 1e-6, charges must
+        be float64.
     order : {4, 5, 6}
         Order of the B-splines. A mesh for a higher order is coarser, with more points per atom.
     slab : {0, 1, 2}, optional

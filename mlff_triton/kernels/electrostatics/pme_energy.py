@@ -35,7 +35,8 @@ def pme_energy(
     The energy is that of smooth particle-mesh Ewald: U. Essmann et al., J. Chem. Phys. 103, 8577
     (1995), https://doi.org/10.1063/1.470117. Charged systems get a uniform background that
     neutralizes them. Gradients by charges, positions and cell are exact derivatives of the energy.
-    They are computed with it, without atomics, and are differentiable in plain PyTorch.
+    They are computed with it, without atomics. Their derivatives come from the reference in plain
+    PyTorch, whose sums have no fixed order on a GPU.
 
     Parameters
     ----------

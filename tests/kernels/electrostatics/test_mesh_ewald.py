@@ -46,6 +46,19 @@ def test_batches_and_single_atoms(structures, device, dtype):
     assert_matches(charged(*structures, net=0.5).to(device), MESH, dtype)
 
 
+def test_float32_positions(device):
+    case = charged((30, "triclinic"), (9, "small")).to(device, torch.float32)
+    atoms = case.charges, case.positions.float(), case.cell.float()
+    found, gradients = all_gradients(mesh_ewald, *atoms, case.batch, MESH)
+    exact, truth = all_gradients(
+        reference.mesh_ewald, *(t.double() for t in atoms), case.batch, MESH
+    )
+    assert_close(found.potential, exact.potential, 0, torch.float32)
+    for gradient, expected in zip(gradients, truth, strict=True):
+        assert gradient.dtype is torch.float32
+        assert_close(gradient, expected, 1, torch.float32)
+
+
 def test_left_handed_cells(device, dtype):
     case = charged((20, "triclinic")).to(device)
     assert_matches(replace(case, cell=-case.cell), MESH, dtype)
@@ -66,7 +79,7 @@ def test_atoms_on_mesh_points_and_faces(device, dtype):
 
 
 def test_gradients_are_of_the_energy(device):
-    case = charged((4, "triclinic"), (2, "cubic"), net=0.3).to(device)
+    case = charged((2, "triclinic"), (1, "cubic"), net=0.3).to(device)
     leaves = [t.requires_grad_() for t in case.atoms[:3]]
     parameters = replace(MESH, mesh=(8, 8, 8))
 

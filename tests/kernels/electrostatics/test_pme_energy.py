@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from mlff_triton._common.cuda_graphs import GraphPool, record
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.kernels.electrostatics.pme_energy import pme_energy
 from mlff_triton.kernels.electrostatics.reference import pme_energy as reference
@@ -147,13 +148,7 @@ def test_captured_in_a_graph(dtype):
         options = *case.lists, MESH
         return all_gradients(lambda *a: pme_energy(*a, check=False), *case.atoms, *options)
 
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        captured = call()
+    graph, captured = record(call, GraphPool())
     for _ in range(3):
         case.positions.add_(0.05 * torch.rand_like(case.positions))
         graph.replay()
