@@ -16,6 +16,9 @@ from torch import Tensor
 from mlff_triton.kernels.common.operators import operator
 from mlff_triton.kernels.electrostatics.types import Electrostatics
 
+COLUMNS = 10
+"""Sums of an atom, which kernels store in float64: its energy, and the gradient of the cell."""
+
 
 class EnergyGradients(NamedTuple):
     """Energies of systems and their gradients.

@@ -23,6 +23,7 @@ from mlff_triton.kernels.electrostatics.arguments import (
     systems,
 )
 from mlff_triton.kernels.electrostatics.derivatives import (
+    COLUMNS,
     EnergyGradients,
     empty_gradients,
     energy_operator,
@@ -32,11 +33,8 @@ from mlff_triton.kernels.electrostatics.types import COULOMB, Electrostatics
 from mlff_triton.kernels.numerics.exponential import exp_of_normal
 from mlff_triton.kernels.ops.segment_sum import segment_sum
 
-COLUMNS = 10
-"""Sums of an atom: its energy, and the gradient of the cell."""
 _COULOMB = tl.constexpr(COULOMB)
 _TWO_OVER_ROOT_PI = tl.constexpr(1.1283791670955126)
-_LANES = 32  # edges per iteration
 
 
 @triton.jit
@@ -179,15 +177,10 @@ def _ewald_pairs(
                 out.charges,
                 out.positions,
                 sums,
-                LANES=_LANES,
+                LANES=32 if torch.version.hip is None else 64,  # as many as a warp has threads
                 num_warps=1,
             )
-    return of_systems(out, sums, system)
-
-
-def of_systems(out: EnergyGradients, sums: Tensor, system: Tensor) -> EnergyGradients:
-    """Fill energies and gradients of cells with the sums over atoms [N, 10] of each system."""
-    totals = segment_sum(sums, system_pointers(system, len(out.cell)))
+    totals = segment_sum(sums, system_pointers(system, len(cell)))
     out.energy.copy_(totals[:, 0])
     out.cell.copy_(totals[:, 1:].unflatten(1, (3, 3)))
     return out

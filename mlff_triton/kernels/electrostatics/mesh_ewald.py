@@ -28,6 +28,7 @@ from mlff_triton.kernels.electrostatics.arguments import (
 )
 from mlff_triton.kernels.electrostatics.charge_mesh import gather, locate, spread
 from mlff_triton.kernels.electrostatics.derivatives import (
+    COLUMNS,
     EnergyGradients,
     empty_gradients,
     energy_operator,
@@ -201,7 +202,7 @@ def _mesh_ewald(
         )
     potentials = torch.fft.irfftn(spectrum, s=size, dim=(1, 2, 3), norm="forward").contiguous()
 
-    of_atoms = charges.new_empty(len(charges), 10, dtype=torch.float64)
+    of_atoms = charges.new_empty(len(charges), COLUMNS, dtype=torch.float64)
     self_potential = 2 * COULOMB * splitting / math.sqrt(math.pi)
     results = out.charges, out.positions, of_atoms
     gather(potentials, charges, positions, system, places, self_potential, order, results)
