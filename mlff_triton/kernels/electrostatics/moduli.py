@@ -1,20 +1,20 @@
 """Discrete Fourier transforms of B-splines, by which smooth particle-mesh Ewald divides.
 
-They are computed once per mesh on the CPU, in float64: U. Essmann et al., J. Chem. Phys. 103, 8577
-(1995), https://doi.org/10.1063/1.470117, equation 4.4.
+After U. Essmann et al., J. Chem. Phys. 103, 8577 (1995), https://doi.org/10.1063/1.470117, equation
+4.4.
 """
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
 
-def moduli(size: int, order: int) -> list[float]:
-    """Return the inverse squared moduli of a B-spline's transform, for all waves of a mesh.
+def moduli(size: int, order: int, device: torch.device) -> Tensor:
+    """Compute the inverse squared moduli of a B-spline's transform, without waiting for a GPU.
 
     That of the highest frequency is zero. Its waves have no sign, so they have no gradient, and
     splines of odd order cannot represent them.
@@ -25,16 +25,28 @@ def moduli(size: int, order: int) -> list[float]:
         Number of points, which is even.
     order : int
         Order of the B-spline.
+    device : torch.device
+        Device that computes.
+
+    Returns
+    -------
+    float64 [size]
     """
-    knots = np.array([0.0, 1.0])  # values at 0, 1, ...
+    waves = torch.arange(size, dtype=torch.float64, device=device)
+    real, imaginary = torch.zeros_like(waves), torch.zeros_like(waves)
+    for k, value in enumerate(_values_at_points(order)):
+        angle = 2 * math.pi / size * (waves * k % size)
+        real, imaginary = real + value * angle.cos(), imaginary + value * angle.sin()
+    return torch.where(waves == size // 2, 0.0, 1 / (real**2 + imaginary**2))
+
+
+def _values_at_points(order: int) -> list[float]:
+    """Return the values of a B-spline at 0, 1, ... below its order."""
+    values = [0.0, 1.0]
     for n in range(3, order + 1):
-        points = np.arange(n)
-        below = np.pad(knots, (1, 1))
-        knots = (points * below[1:] + (n - points) * below[:-1]) / (n - 1)
-    waves = np.exp(2j * np.pi / size * (np.outer(np.arange(size), np.arange(order)) % size))
-    squared = np.abs(waves @ knots) ** 2
-    squared[size // 2] = np.inf
-    return list((1 / squared).tolist())
+        below = [0.0, *values, 0.0]
+        values = [(x * below[x + 1] + (n - x) * below[x]) / (n - 1) for x in range(n)]
+    return values
 
 
 @lru_cache(maxsize=64)
@@ -45,5 +57,5 @@ def inverse_moduli(
 
     They are copied to a GPU once, so that later calls can be captured in a CUDA graph.
     """
-    values = [value for size in mesh for value in moduli(size, order)]
-    return torch.tensor(values, dtype=dtype, device=device)
+    host = torch.device("cpu")
+    return torch.cat([moduli(size, order, host) for size in mesh]).to(device, dtype)

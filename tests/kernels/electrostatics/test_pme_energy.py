@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mlff_triton._common.cuda_graphs import GraphPool, record
 from mlff_triton.errors import BackendError, InputError
@@ -154,6 +155,51 @@ def test_captured_in_a_graph(dtype):
         graph.replay()
         expected = call()
         assert all(map(torch.equal, [*captured[0], *captured[1]], [*expected[0], *expected[1]]))
+
+
+def second_derivatives(operator, case):
+    """Return the gradients of squared forces and potentials, as training on forces needs them."""
+    leaves = [t.detach().clone().requires_grad_() for t in case.atoms[:3]]
+    found = operator(*leaves, case.batch, *case.lists, replace(MESH, slab=2), check=False)
+    first = torch.autograd.grad(found.energy.sum(), leaves, create_graph=True)
+    loss = sum((each.double() ** 2).sum() for each in (*first, found.potential))
+    return torch.autograd.grad(loss, leaves)
+
+
+@pytest.mark.gpu
+def test_second_derivatives_are_captured_in_a_graph():
+    case = charged((20, "cubic"), (10, "small")).to("cuda")
+    expected = second_derivatives(pme_energy, case)
+    graph, captured = record(lambda: second_derivatives(pme_energy, case), GraphPool())
+    graph.replay()
+    for found, exact in zip(captured, expected, strict=True):
+        assert_close(found, exact, 2)
+
+
+class Waiting(TorchDispatchMode):
+    """Fail in operations that wait for a GPU, or copy from the host, which graphs cannot hold."""
+
+    FORBIDDEN = (
+        "lift_fresh",
+        "_local_scalar_dense",
+        "nonzero",
+        "linalg_inv",
+        "linalg_lu",
+        "linalg_det",
+    )
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.__name__
+        assert not any(part in name.split(".")[0] for part in self.FORBIDDEN), name
+        return function(*args, **(kwargs or {}))
+
+
+def test_the_twin_can_be_captured():
+    case = charged((6, "cubic"), (3, "small"))
+    with Waiting():
+        second_derivatives(reference.pme_energy, case)
+    with pytest.raises(AssertionError, match="_local_scalar_dense"), Waiting():
+        float(case.charges[0])
 
 
 @both

@@ -9,7 +9,12 @@ from torch import Tensor
 
 from mlff_triton.kernels.electrostatics.moduli import moduli
 from mlff_triton.kernels.electrostatics.reference.splines import spline_weights
-from mlff_triton.kernels.electrostatics.reference.systems import sum_systems, system_of, volumes
+from mlff_triton.kernels.electrostatics.reference.systems import (
+    inverse,
+    sum_systems,
+    system_of,
+    volumes,
+)
 from mlff_triton.kernels.electrostatics.types import COULOMB, Electrostatics, PMEParameters
 
 
@@ -46,11 +51,11 @@ def influence(cell: Tensor, parameters: PMEParameters) -> Tensor:
     """
     splitting, mesh = parameters.splitting, parameters.mesh
     cell = cell.double()
-    factors = [cell.new_tensor(moduli(n, parameters.order)) for n in mesh]
+    factors = [moduli(n, parameters.order, cell.device) for n in mesh]
     waves = [torch.fft.fftfreq(n, 1 / n, dtype=torch.float64, device=cell.device) for n in mesh]
     half = mesh[2] // 2 + 1
     grid = torch.meshgrid(waves[0], waves[1], waves[2][:half], indexing="ij")
-    k = torch.einsum("bcd,dxyz->bxyzc", torch.linalg.inv(cell), torch.stack(grid))
+    k = torch.einsum("bcd,dxyz->bxyzc", inverse(cell), torch.stack(grid))
     squared = (k**2).sum(-1)
     volume = volumes(cell)[:, None, None, None]
     is_zero = torch.stack(grid).abs().sum(0) == 0
@@ -66,14 +71,13 @@ def _stencils(
 ) -> tuple[Tensor, Tensor]:
     """Return the mesh points of each atom, int64 [N, order^3], and their weights."""
     order, mesh = parameters.order, parameters.mesh
-    sizes = torch.tensor(mesh, device=cell.device)
-    inverse = torch.linalg.inv(cell.double())
-    scaled = (positions.double()[:, None] @ inverse[system])[:, 0] * sizes
+    fractions = (positions.double()[:, None] @ inverse(cell.double())[system])[:, 0].unbind(1)
+    scaled = torch.stack([u * n for u, n in zip(fractions, mesh, strict=True)], dim=1)
     base = scaled.detach().floor()
     weights = spline_weights((scaled - base).to(dtype), order)  # [N, 3, order]
     steps = torch.arange(order, device=cell.device)
-    lines = (base.nan_to_num(0, 0, 0).long()[:, :, None] - steps) % sizes[:, None]
-    x, y, z = lines.unbind(1)
+    below = base.nan_to_num(0, 0, 0).long().unbind(1)
+    x, y, z = ((b[:, None] - steps) % n for b, n in zip(below, mesh, strict=True))
     points = (system[:, None] * mesh[0] + x)[:, :, None] * mesh[1] + y[:, None]
     points = points[..., None] * mesh[2] + z[:, None, None]
     wx, wy, wz = weights.unbind(1)

@@ -30,12 +30,23 @@ def sum_systems(values: Tensor, system: Tensor, n_systems: int) -> Tensor:
 
 def volumes(cell: Tensor) -> Tensor:
     """Return the volumes [B] of cells [B, 3, 3]."""
-    first, second, third = cell.unbind(1)
-    across: Tensor = torch.linalg.cross(second, third)
-    return (first * across).sum(1).abs()
+    return (cell[:, 0] * _normals(cell)[:, :, 0]).sum(1).abs()
+
+
+def inverse(cell: Tensor) -> Tensor:
+    """Return the inverse of cells [B, 3, 3]; PyTorch's own function waits for a GPU."""
+    normals = _normals(cell)
+    return normals / (cell[:, 0] * normals[:, :, 0]).sum(1)[:, None, None]
 
 
 def heights(cell: Tensor) -> Tensor:
     """Return the distances [B, 3] between opposite faces of cells [B, 3, 3]."""
-    lengths: Tensor = torch.linalg.vector_norm(torch.linalg.inv(cell), dim=1)
+    lengths: Tensor = torch.linalg.vector_norm(inverse(cell), dim=1)
     return 1 / lengths
+
+
+def _normals(cell: Tensor) -> Tensor:
+    """Return the cross products of pairs of lattice vectors, as columns [B, 3, 3]."""
+    first, second, third = cell.unbind(1)
+    pairs = (second, third), (third, first), (first, second)
+    return torch.stack([torch.linalg.cross(*pair) for pair in pairs], dim=2)
