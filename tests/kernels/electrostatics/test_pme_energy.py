@@ -9,11 +9,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mlff_triton._common.cuda_graphs import GraphPool, record
 from mlff_triton.errors import BackendError, InputError
+from mlff_triton.kernels.electrostatics.parameters import pme_parameters
 from mlff_triton.kernels.electrostatics.pme_energy import pme_energy
 from mlff_triton.kernels.electrostatics.reference import pme_energy as reference
 from mlff_triton.kernels.electrostatics.reference.ewald_sum import ewald_sum
 from mlff_triton.kernels.electrostatics.types import PMEParameters
-from mlff_triton.testing import assert_close, assert_within
+from mlff_triton.neighbors.neighbor_list import neighbor_list
+from mlff_triton.testing import assert_close, assert_within, water_box
 from tests.kernels.electrostatics.cases import MESH, Charged, all_gradients, charged
 
 both = pytest.mark.parametrize("operator", [pme_energy, reference.pme_energy], ids=["ours", "twin"])
@@ -73,6 +75,22 @@ def test_agrees_with_the_ewald_sum(operator, kind, net, device):
     assert_within(found.potential, exact.potential, 1e-5)
     for gradient, expected in zip(gradients, truth, strict=True):
         assert_within(gradient, expected, 2e-4)
+
+
+@pytest.mark.parametrize("order", [5, 6])
+@both
+def test_float32_is_as_exact_as_requested(operator, order, device):
+    """Rounding adds less to the error of forces in water than parameters leave."""
+    atoms = water_box(27)
+    charges = torch.tensor([-0.834, 0.417, 0.417], device=device).repeat(27)
+    positions = torch.tensor(atoms.positions, device=device)
+    cell = torch.tensor(atoms.cell.array, device=device)[None]
+    graph = neighbor_list(atoms.positions, 8.0, atoms.cell.array, True).to(device)
+    lists = graph.row_ptr, graph.senders, graph.shifts
+    parameters = pme_parameters(cell, 8.0, 1e-5, order=order)
+    _, (_, found, _) = all_gradients(operator, charges, positions, cell, None, *lists, parameters)
+    _, (_, truth, _) = all_gradients(ewald_sum, charges, positions, cell)
+    assert (found - truth).norm() < 1e-5 * truth.norm()
 
 
 def test_slabs_agree_with_the_ewald_sum(device):
