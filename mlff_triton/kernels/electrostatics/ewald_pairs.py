@@ -211,7 +211,7 @@ def ewald_pairs(
     cell : [B, 3, 3]
         Lattice vectors as rows, Å; float32 or float64.
     batch : int64 or int32 [N], optional
-        System of each atom, ascending; None for one system.
+        System of each atom, ascending, which is not checked; None for one system.
     row_ptr : int64 or int32 [N + 1]
         Row pointers of the neighbor list. It contains each pair in both directions, and may
         contain more pairs than those within the cutoff. Its values are not checked.

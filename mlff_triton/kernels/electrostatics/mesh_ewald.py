@@ -236,7 +236,7 @@ def mesh_ewald(
     cell : [B, 3, 3]
         Lattice vectors as rows, Å; float32 or float64.
     batch : int64 or int32 [N], optional
-        System of each atom, ascending; None for one system.
+        System of each atom, ascending, which is not checked; None for one system.
     parameters : PMEParameters
         Splitting, mesh and order; `slab` is left to `pme_energy`.
 

@@ -50,18 +50,7 @@ def check_values(
         coarse for a cell, the neighbor list is too short, or a slab has no gap.
     """
     charges, positions, cell = charges.detach(), positions.detach().double(), cell.detach().double()
-    for name, values in (("charge", charges[:, None]), ("position", positions)):
-        bad = (~torch.isfinite(values).all(1)).nonzero()
-        if len(bad):
-            raise InputError(
-                f"the {name} of atom {int(bad[0, 0])} is NaN or infinite ({len(bad)} such atoms): "
-                "the simulation may have blown up"
-            )
-    check_cells(cell)
-    if len(system) and not (
-        0 <= int(system.min()) <= int(system.max()) < len(cell) and bool((system.diff() >= 0).all())
-    ):
-        raise InputError(f"batch must ascend, from 0 to at most {len(cell) - 1}: sort the atoms")
+    check_systems(charges, positions, cell, system)
     mesh = torch.tensor(parameters.mesh, device=cell.device)
     spacing = float((torch.linalg.vector_norm(cell, dim=2) / mesh).max())
     if parameters.splitting * spacing > COARSEST:
@@ -74,6 +63,22 @@ def check_values(
         _check_gap(positions, cell, system, parameters.slab)
     if warn_charged:
         _warn_of_charges(charges, system, len(cell))
+
+
+def check_systems(charges: Tensor, positions: Tensor, cell: Tensor, system: Tensor) -> None:
+    """Raise `InputError` unless values are finite, cells have a volume, and systems ascend."""
+    for name, values in (("charge", charges[:, None]), ("position", positions)):
+        bad = (~torch.isfinite(values).all(1)).nonzero()
+        if len(bad):
+            raise InputError(
+                f"the {name} of atom {int(bad[0, 0])} is NaN or infinite ({len(bad)} such atoms): "
+                "the simulation may have blown up"
+            )
+    check_cells(cell)
+    if len(system) and not (
+        0 <= int(system.min()) <= int(system.max()) < len(cell) and bool((system.diff() >= 0).all())
+    ):
+        raise InputError(f"batch must ascend, from 0 to at most {len(cell) - 1}: sort the atoms")
 
 
 def _check_list(cell: Tensor, system: Tensor, n_edges: int, cutoff: float) -> None:

@@ -111,6 +111,22 @@ def test_slabs_do_not_see_their_images(axis, net):
     assert abs(energies[4.0, None][0] - energies[8.0, None][0]) > 1e-3
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"charges": torch.tensor([1.0, torch.nan])}, "the charge of atom 1 is NaN or infinite"),
+        ({"positions": torch.full((2, 3), torch.inf)}, "the position of atom 0 is NaN or infinite"),
+        ({"cell": torch.zeros(1, 3, 3)}, "the cell of system 0 has no volume"),
+        ({"cell": torch.eye(3).repeat(2, 1, 1)}, "there are 2 cells, and no batch"),
+        ({"batch": torch.tensor([0, 1])}, "batch must ascend, from 0 to at most 0"),
+    ],
+)
+def test_refuses_values_without_a_meaning(change, message):
+    atoms = {"charges": torch.ones(2), "positions": torch.rand(2, 3), "cell": torch.eye(3)[None]}
+    with pytest.raises(InputError, match=message):
+        ewald_sum(**(atoms | change))
+
+
 def test_refuses_splittings_that_are_not_positive():
     with pytest.raises(InputError, match="splitting must be positive"):
         ewald_sum(torch.ones(1), torch.zeros(1, 3), torch.eye(3)[None], splitting=-1.0)

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.electrostatics.reference.slab import slab_correction
-from mlff_triton.kernels.electrostatics.reference.systems import heights, volumes
+from mlff_triton.kernels.electrostatics.reference.systems import heights, system_of, volumes
 from mlff_triton.kernels.electrostatics.types import COULOMB, Electrostatics
+from mlff_triton.kernels.electrostatics.validity import check_systems
 
 CHUNK = 1 << 22
 """Elements of a chunk of waves or images and atoms, which limits memory."""
@@ -62,7 +63,8 @@ def ewald_sum(
     Raises
     ------
     InputError
-        If the splitting is not positive.
+        If the splitting is not positive, a value is not finite, a cell has no volume, or systems do
+        not ascend.
 
     Examples
     --------
@@ -77,7 +79,9 @@ def ewald_sum(
     if splitting is not None and not 0 < splitting < math.inf:
         raise InputError(f"splitting must be positive and finite, not {splitting}")
     charges, positions, cell = charges.double(), positions.double(), cell.double()
-    sizes = [len(charges)] if batch is None else batch.bincount(minlength=len(cell)).tolist()
+    system = system_of(batch, charges, cell)
+    check_systems(charges.detach(), positions.detach(), cell.detach(), system)
+    sizes = system.bincount(minlength=len(cell)).tolist()
     found = [
         _one_system(q, r, c, splitting, error, slab)
         for q, r, c in zip(charges.split(sizes), positions.split(sizes), cell, strict=True)
