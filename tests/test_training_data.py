@@ -101,6 +101,91 @@ def test_dimers_of_s22_are_left_out(small, training_modules):
     assert max(sizes) > 8
 
 
+def test_hydrogen_bonds_join_molecules(small, training_modules):
+    bonds, recipes = training_modules("hydrogen_bonds"), training_modules("recipes")
+    rng, found = np.random.default_rng(0), 0
+    for host in small:
+        for guest in small:
+            made = bonds.hydrogen_bonded(host, guest, rng)
+            if made is None:
+                continue
+            found += 1
+            both, bond = made
+            assert both.charge == host.charge + guest.charge
+            donor, hydrogen, acceptor = bond
+            assert both.numbers[hydrogen] == 1
+            assert {donor, hydrogen} in map(set, both.bonds)
+            assert (donor < len(host.numbers)) != (acceptor < len(host.numbers))
+            to_donor, to_acceptor = both.positions[[donor, acceptor]] - both.positions[hydrogen]
+            length = np.linalg.norm(to_acceptor)
+            assert bonds.SHORTEST - 1e-9 < length < bonds.LONGEST
+            cosine = to_donor @ to_acceptor / length / np.linalg.norm(to_donor)
+            assert cosine == pytest.approx(-1)
+            assert recipes.outside_wall(both) is not None
+    assert found > 20
+    ammonium, ethylene = (next(s for s in small if s.name == n) for n in ("ammonium", "ethylene"))
+    assert not len(bonds.acceptors(ammonium))
+    assert len(bonds.donors(ammonium)) == 4
+    assert bonds.hydrogen_bonded(ethylene, ethylene, rng) is None
+
+
+def test_pairs_prefer_several_hydrogen_bonds(training_modules):
+    tables = pytest.importorskip("rdkit") and training_modules("compounds")
+    acid = training_modules("conformers").built(tables.parsed("CC(=O)O", "fragment", "acid"))[0]
+    bonds, rng = training_modules("hydrogen_bonds"), np.random.default_rng(0)
+    n, counts = len(acid.numbers), []
+    for _ in range(30):
+        both, _bond = bonds.hydrogen_bonded(acid, acid, rng)
+        halves = both.positions[:n], both.positions[n:]
+        hydrogen = bonds.donors(acid)[0][1]
+        counts.append(
+            sum(
+                np.linalg.norm(one[hydrogen] - other[bonds.acceptors(acid)], axis=1).min() < 2.8
+                for one, other in (halves, halves[::-1])
+            )
+        )
+    assert counts.count(2) > 8
+
+
+def test_protons_are_between_donor_and_acceptor(small, training_modules):
+    bonds, recipes = training_modules("hydrogen_bonds"), training_modules("recipes")
+    rng = np.random.default_rng(0)
+    water, ammonia = (next(s for s in small if s.name == name) for name in ("water", "ammonia"))
+    shares = []
+    for _ in range(30):
+        both, bond = bonds.hydrogen_bonded(water, ammonia, rng)
+        movable = np.flatnonzero((np.arange(7) < 3) == (bond.acceptor < 3))
+        moved = bonds.with_shared_proton(both, bond, movable, rng)
+        x = moved.positions
+        gaps = [np.linalg.norm(x[bond.hydrogen] - x[end]) for end in bond[::2]]
+        assert min(gaps) > 0.95 - 1e-9
+        assert bonds.CLOSE - 1e-9 < sum(gaps) < bonds.WIDE
+        shares.append(gaps[0] / sum(gaps))
+    assert min(shares) < 0.45
+    assert max(shares) > 0.55
+    glycine = [s for s in small if s.name == "glycine"]
+    partners = recipes.Partners.among(small)
+    made = [recipes.transferred(s, partners, rng) for s in 4 * glycine]
+    assert any(each is not None for each in made)
+
+
+def test_teachers_move_samples_down(stand_in, small, training_modules):
+    label, teacher = training_modules("label_data"), training_modules("teacher")
+    recipes, model = training_modules("recipes"), teacher.load_teacher(stand_in, "cpu")
+    start = next(s for s in small if s.name == "ethanol")
+    none = np.zeros(len(start.numbers), dtype=bool)
+    batch = [recipes.Sample("", start, (), none, steps) for steps in (0, 3, 20, 3)]
+    moved = label.moved_down(model, batch, "cpu")
+    x = np.array([each.structure.positions for each in moved])
+    np.testing.assert_allclose(x[0], start.positions - start.positions.mean(0), atol=1e-6)
+    np.testing.assert_array_equal(x[1], x[3])
+    alone = label.moved_down(model, batch[2:3], "cpu")[0]
+    np.testing.assert_allclose(x[2], alone.structure.positions, atol=1e-6)
+    energies = label.label_batch(model, moved, "cpu").energy
+    assert energies[0] > energies[1] > energies[2]
+    assert np.linalg.norm(x[1] - x[0], axis=1).max() < 3 * teacher.LONGEST_MOVE
+
+
 def test_vibrations_are_thermal(small, training_modules):
     recipes = training_modules("recipes")
     water, rng = next(s for s in small if s.name == "water"), np.random.default_rng(0)

@@ -21,7 +21,7 @@ import time
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from conformers import load_structures
 from geometry import Structure, centered
 from numpy.typing import NDArray
 from recipes import Partners, Sample, samples
-from teacher import Labels, Teacher, label_inside, load_teacher
+from teacher import Labels, Teacher, descended, label_inside, load_teacher
 from wall import wall_radius
 
 PART = 1500  # conformers per file, so that batches of one size are large
@@ -82,14 +82,17 @@ def labeled(teacher: Teacher, made: Iterable[Sample], device: str) -> tuple[Arra
     int
         Number of samples whose labels were dropped.
     """
-    classes: dict[tuple[int, bool], list[Sample]] = defaultdict(list)
+    classes: dict[tuple[int, ...], list[Sample]] = defaultdict(list)
     for sample in made:
-        classes[len(sample.structure.numbers), bool(sample.pair)].append(sample)
+        kind = len(sample.structure.numbers), bool(sample.pair), bool(sample.steps)
+        classes[kind].append(sample)
     rows, dropped = [], 0
-    for (n, _), chosen in sorted(classes.items(), key=lambda item: item[0]):
+    for (n, _, moves), chosen in sorted(classes.items(), key=lambda item: item[0]):
         size = min(LARGEST_BATCH, max(1, PAIRS // n**2))
         for first in range(0, len(chosen), size):
             batch = chosen[first : first + size]
+            if moves:
+                batch = moved_down(teacher, batch, device)
             found = label_batch(teacher, batch, device)
             spread = relative_spread(found)
             kept = is_good(found, spread, n)
@@ -100,21 +103,38 @@ def labeled(teacher: Teacher, made: Iterable[Sample], device: str) -> tuple[Arra
 
 def label_batch(teacher: Teacher, batch: list[Sample], device: str) -> Labels:
     """Label samples of the same size, all of them inside the wall or all outside."""
-
-    def tensor(values: Iterable[Any], dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor(np.array(list(values)), dtype=dtype, device=device)
-
-    z = tensor((each.structure.numbers for each in batch), torch.int64)
-    x = tensor((centered(each.structure.positions) for each in batch), torch.float32)
-    charge = tensor((each.structure.charge for each in batch), torch.float32)
+    z, x, charge = inputs_of(batch, device)
     if not batch[0].pair:
         found = teacher(z, x, charge)
     else:
-        pair = tensor((each.pair for each in batch), torch.int64)
-        side = tensor((each.side for each in batch), torch.bool)
-        radius = tensor(wall_radius(*z.gather(1, pair).T.cpu().numpy()), torch.float64)
+        pair = tensor((each.pair for each in batch), torch.int64, device)
+        side = tensor((each.side for each in batch), torch.bool, device)
+        radius = tensor(wall_radius(*z.gather(1, pair).T.cpu().numpy()), torch.float64, device)
         found = label_inside(teacher, z, x, charge, pair, side, radius)
     return Labels(*(label.cpu() for label in found))
+
+
+def moved_down(teacher: Teacher, batch: list[Sample], device: str) -> list[Sample]:
+    """Move samples of the same size down the energy, each by its own number of steps."""
+    z, x, charge = inputs_of(batch, device)
+    x = descended(teacher, z, x, charge, tensor((s.steps for s in batch), torch.int64, device))
+    positions = x.double().cpu().numpy()
+    return [
+        replace(sample, structure=replace(sample.structure, positions=centered(moved)))
+        for sample, moved in zip(batch, positions, strict=True)
+    ]
+
+
+def inputs_of(batch: list[Sample], device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return atomic numbers [B, N], positions [B, N, 3] in Å, and total charges [B]."""
+    z = tensor((each.structure.numbers for each in batch), torch.int64, device)
+    x = tensor((centered(each.structure.positions) for each in batch), torch.float32, device)
+    return z, x, tensor((each.structure.charge for each in batch), torch.float32, device)
+
+
+def tensor(values: Iterable[Any], dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Stack values into a tensor."""
+    return torch.tensor(np.array(list(values)), dtype=dtype, device=device)
 
 
 def is_good(found: Labels, spread: torch.Tensor, n: int) -> torch.Tensor:

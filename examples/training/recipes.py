@@ -1,7 +1,8 @@
 """Recipes that turn conformers into the geometries that a teacher labels.
 
-Each recipe yields geometries of one conformer: rattled, turned, stretched, next to others, and
-inside the wall of `wall.py`. All random numbers follow from its name, so a recipe repeats itself.
+Each recipe yields geometries of one conformer: rattled, turned, stretched, next to others, bound to
+them, and inside the wall of `wall.py`. All random numbers follow from its name, so a recipe repeats
+itself.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from geometry import (
     moving_side,
     rotated,
 )
+from hydrogen_bonds import HydrogenBond, hydrogen_bonded, inner_bonds, with_shared_proton
 from wall import wall_radius
 
 COLD, HOT = 300.0, 1000.0  # K
@@ -52,12 +54,15 @@ class Sample:
         Atoms inside the wall, or nothing.
     side : bool [N]
         Atoms that move with the second atom of the pair.
+    steps : int
+        Steps that the teacher moves the atoms down its energy before it labels them.
     """
 
     recipe: str
     structure: Structure
     pair: tuple[int, ...]
     side: BoolArray
+    steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -92,16 +97,18 @@ class Partners:
 SMALL = 14  # atoms
 SOLVENTS = ("water", "methanol", "acetonitrile", "dmso", "chloroform", "acetone", "ammonia")
 WATER_SHARE = 0.6  # of the solvated clusters
+ALIKE = 0.3  # share of hydrogen-bonded pairs of one molecule
+INNER = 0.5  # share of protons that move within a molecule, if it has hydrogen bonds
 
 
 def samples(start: Structure, partners: Partners) -> Iterator[Sample]:
     """Yield the samples of all recipes for one conformer."""
-    for name, (recipe, count) in RECIPES.items():
+    for name, (recipe, count, most_steps) in RECIPES.items():
         rng = np.random.default_rng(zlib.crc32(f"{name} {start.name} {start.conformer}".encode()))
         for _ in range(count):
             made = recipe(start, partners, rng)
             if made is not None:
-                yield Sample(name, *made)
+                yield Sample(name, *made, int(rng.integers(most_steps + 1)) if most_steps else 0)
 
 
 Made = tuple[Structure, tuple[int, ...], BoolArray]
@@ -189,17 +196,45 @@ def compressed(start: Structure, _: Partners, rng: np.random.Generator) -> Made 
     return inside_wall(start, j, k, side, rng)
 
 
-RECIPES: dict[str, tuple[Recipe, int]] = {
-    "relaxed": (relaxed, 1),
-    "thermal": (thermal, 8),
-    "turned": (turned, 3),
-    "stretched": (stretched, 2),
-    "dimer": (dimer, 4),
-    "solvated": (solvated, 2),
-    "collided": (collided, 1),
-    "compressed": (compressed, 1),
+def bound(start: Structure, partners: Partners, rng: np.random.Generator) -> Made | None:
+    """Join a molecule to another, perhaps of its own kind, by hydrogen bonds."""
+    found = hydrogen_bonded_pair(start, partners, rng)
+    return None if found is None else outside_wall(found[0])
+
+
+def transferred(start: Structure, partners: Partners, rng: np.random.Generator) -> Made | None:
+    """Move the proton of a hydrogen bond, within a molecule or between two, to its acceptor."""
+    inner = inner_bonds(start)
+    if inner and rng.random() < INNER:
+        made, bond = shaken(start, rng, COLD), inner[rng.integers(len(inner))]
+        movable = np.zeros(0, dtype=np.int64)
+    else:
+        found = hydrogen_bonded_pair(start, partners, rng)
+        if found is None:
+            return None
+        made, bond = found
+        is_guest = np.arange(len(made.numbers)) >= len(start.numbers)
+        movable = np.flatnonzero(is_guest == is_guest[bond.acceptor])
+    made = with_shared_proton(made, bond, movable, rng)
+    if not is_clear(made, np.array([bond.hydrogen, bond.acceptor]), others_apart=True):
+        return None
+    return made, (), np.zeros(len(made.numbers), dtype=bool)
+
+
+RECIPES: dict[str, tuple[Recipe, int, int]] = {
+    "relaxed": (relaxed, 1, 0),
+    "thermal": (thermal, 8, 0),
+    "turned": (turned, 3, 0),
+    "stretched": (stretched, 2, 0),
+    "dimer": (dimer, 4, 0),
+    "solvated": (solvated, 2, 0),
+    "collided": (collided, 1, 0),
+    "compressed": (compressed, 1, 0),
+    "bound": (bound, 2, 40),
+    "transferred": (transferred, 1, 20),
 }
-"""Recipes by name, and the number of samples that each tries to make of a conformer."""
+"""Recipes by name, the number of samples that each tries to make of a conformer, and the largest
+number of steps that a teacher then moves them down its energy."""
 
 
 def shaken(start: Structure, rng: np.random.Generator, hottest: float) -> Structure:
@@ -263,6 +298,18 @@ def partner(start: Structure, partners: Partners, rng: np.random.Generator) -> S
     return None if guest is None or frozenset((start.name, guest.name)) in S22 else guest
 
 
+def hydrogen_bonded_pair(
+    start: Structure, partners: Partners, rng: np.random.Generator
+) -> tuple[Structure, HydrogenBond] | None:
+    """Join a molecule to another, perhaps of its own kind, by hydrogen bonds."""
+    guest = partner(start, partners, rng)
+    if rng.random() < ALIKE and not start.charge and 2 * len(start.numbers) <= MAX_ATOMS:
+        guest = None if frozenset((start.name,)) in S22 else start
+    if guest is None:
+        return None
+    return hydrogen_bonded(shaken(start, rng, COLD), shaken(guest, rng, COLD), rng)
+
+
 def is_s22(start: Structure, cluster: Structure, solvent: Structure) -> bool:
     """Return True if a cluster is a dimer of S22."""
     is_dimer = len(cluster.numbers) == len(start.numbers) + len(solvent.numbers)
@@ -279,7 +326,7 @@ def joined(
 
 def outside_wall(made: Structure) -> Made | None:
     """Return a sample without a pair, or None if atoms overlap or a pair is inside the wall."""
-    if is_clear(made, np.zeros(0, dtype=int)):
+    if is_clear(made, np.zeros(0, dtype=int), others_apart=True):
         return made, (), np.zeros(len(made.numbers), dtype=bool)
     return None
 
@@ -296,15 +343,16 @@ def inside_wall(
     radius = wall_radius(start.numbers[j], start.numbers[k])
     x[side] += along * (rng.uniform(DEEPEST, 1) * radius / np.linalg.norm(along) - 1)
     made = replace(start, positions=centered(x))
-    return (made, (j, k), side) if is_clear(made, np.array([j, k])) else None
+    is_valid = is_clear(made, np.array([j, k]), others_apart=False)
+    return (made, (j, k), side) if is_valid else None
 
 
-def is_clear(made: Structure, pair: IntArray) -> bool:
-    """Return True if no atoms overlap, apart from a pair and what is bonded to it."""
+def is_clear(made: Structure, pair: IntArray, *, others_apart: bool) -> bool:
+    """Return True if all atoms but a pair are outside their walls, or even farther apart."""
     gaps = np.linalg.norm(made.positions[:, None] - made.positions, axis=-1)
     z = made.numbers
     limit = wall_radius(z[:, None], z)
-    if not pair.size:
+    if others_apart:
         limit = np.where(bonds_apart(made) > 3, np.maximum(limit, OVERLAP * reach_of(made)), limit)
     ignored = np.eye(len(z), dtype=bool)
     ignored[np.ix_(pair, pair)] = True

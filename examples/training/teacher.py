@@ -18,6 +18,10 @@ import torch
 from torch import Tensor
 from wall import moved_out, wall_energy
 
+MOMENTUM = 0.9
+MOBILITY = 0.01  # Å²/eV, with which bonds of up to 380 eV/Å² are stable
+LONGEST_MOVE = 0.05  # Å per step
+
 
 class Labels(NamedTuple):
     """Labels of B structures of N atoms.
@@ -65,6 +69,32 @@ def load_teacher(path: Path, device: str) -> Teacher:
         return Labels(out["energy"], out["forces"], out["charges"], out["energy_std"], spread)
 
     return label
+
+
+def descended(teacher: Teacher, z: Tensor, x: Tensor, charge: Tensor, steps: Tensor) -> Tensor:
+    """Move structures down the energy with momentum, each by its number of steps.
+
+    Parameters
+    ----------
+    teacher : Teacher
+        Gives the forces.
+    z, x, charge : int64 [B, N], [B, N, 3], [B]
+        Atomic numbers, positions in Å, and total charges.
+    steps : int64 [B]
+        Number of steps. Forty reach the minimum nearly, where soft modes are concerned as well.
+
+    Returns
+    -------
+    [B, N, 3]
+        The last positions in Å.
+    """
+    velocity = torch.zeros_like(x)
+    for k in range(int(steps.max())):
+        velocity = MOMENTUM * velocity + MOBILITY * teacher(z, x, charge).forces
+        longest = velocity.norm(dim=2).amax(1).clamp(min=LONGEST_MOVE)
+        velocity = velocity * (LONGEST_MOVE / longest)[:, None, None]
+        x = torch.where((k < steps)[:, None, None], x + velocity, x)
+    return x
 
 
 def label_inside(
