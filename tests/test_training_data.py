@@ -334,3 +334,20 @@ def test_a_functional_labels_water(small, training_modules):
     _, energy, forces = density.labeled(item)
     assert energy == pytest.approx(-2081.03, abs=0.1)
     np.testing.assert_allclose(np.sum(forces, axis=0), 0, atol=0.01)
+    (hydrogen,) = density.lone_atoms(["H"])
+    _, energy, forces = density.labeled(hydrogen)
+    assert energy == pytest.approx(-13.6, abs=0.1)
+    np.testing.assert_allclose(forces, 0, atol=1e-6)
+
+
+def test_lone_atoms_are_written_with_the_molecules(small, tmp_path, training_modules):
+    density = training_modules("label_dft")
+    atoms = dict(density.lone_atoms(["H", "C", "Br"]))
+    assert [each.structure.numbers.tolist() for each in atoms.values()] == [[1], [6], [35]]
+    _, water = next(iter(density.chosen(small, ["H", "O"], 1)))
+    known = {name: (each, -13.5, [[0.0] * 3]) for name, each in atoms.items()}
+    known["water"] = water, -2081.0, [[0.0] * 3] * 3
+    density.write(known, argparse.Namespace(out=tmp_path / "small.h5", weight=10.0))
+    frames = read_frames([str(tmp_path / "neutral-small.h5")], Labels())
+    assert sorted(frames.n_atoms) == [1, 1, 1, 3]
+    assert set(frames.split) == {"train"}

@@ -1,12 +1,15 @@
-"""Label geometries of the smallest molecules by density functional theory.
+"""Label geometries of the smallest molecules, and lone atoms, by density functional theory.
 
 Usage: ``python label_dft.py --conformers conformers.npz --out data/small.h5 --workers 16``
 
 Networks that learned many molecules know the smallest ones worst: AIMNet2 gives two bends of
-methane 1,283 instead of 1,583 /cm. The functional, its dispersion and the basis are those of
-AIMNet2's labels, ωB97M-D3(BJ)/def2-TZVPP, so energies fit to them. Their weight in training is
-large, since they are few. Results are kept one by one, so the same command resumes a run that was
-interrupted. Needs PySCF and h5py: ``pip install pyscf pyscf-dispersion mlff-triton[tables]``.
+methane 1,283 instead of 1,583 /cm. Of open shells they know nothing, so lone atoms are labeled as
+well, in their ground states: models then know what a bond costs.
+
+The functional, its dispersion and the basis are those of AIMNet2's labels, ωB97M-D3(BJ) and
+def2-TZVPP, so energies fit to them. The weight in training is large, since labels are few. Results
+are kept one by one, so the same command resumes a run that was interrupted. Needs PySCF and h5py:
+``pip install pyscf pyscf-dispersion mlff-triton[tables]``.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from ase.data import atomic_numbers
+from ase.data import atomic_numbers, ground_state_magnetic_moments
 from conformers import load_structures
 from geometry import Structure
 from label_data import THREAD_VARIABLES, common_row, gathered, save
@@ -34,9 +37,21 @@ from mlff_triton.units import BOHR, HARTREE
 FUNCTIONAL, BASIS = "wb97m-d3bj", "def2-tzvpp"
 RECIPES = ("relaxed", "thermal", "stretched")
 ATOMS = 6
+LONE = "atom"  # group of lone atoms
 HEAVIEST = 36  # atomic number without an effective core potential
 Labeled = tuple[Sample, float, list[list[float]]]
 MAX_FORCE = 30.0  # eV/Å: one closed-shell determinant does not describe bonds that break
+
+
+def lone_atoms(elements: list[str]) -> Iterator[tuple[str, Sample]]:
+    """Yield an atom of each element with a name."""
+    alone = Structure("", 0, LONE, "train", np.zeros(1, dtype=np.int64), np.zeros((1, 3)), ())
+    for symbol in elements:
+        numbers = np.array([atomic_numbers[symbol]])
+        sample = Sample(
+            "alone", replace(alone, name=symbol, numbers=numbers), (), np.array([False])
+        )
+        yield f"{symbol}-alone", sample
 
 
 def chosen(
@@ -65,8 +80,10 @@ def labeled(item: tuple[str, Sample]) -> tuple[str, float, list[list[float]]] | 
     made = sample.structure
     atoms = [(int(z), x.tolist()) for z, x in zip(made.numbers, made.positions, strict=True)]
     cores = {"ecp": BASIS} if made.numbers.max() > HEAVIEST else {}
-    mol = gto.M(atom=atoms, basis=BASIS, charge=made.charge, verbose=0, **cores)
-    method = dft.RKS(mol, xc=FUNCTIONAL).density_fit()
+    spin = int(ground_state_magnetic_moments[made.numbers[0]]) if made.group == LONE else 0
+    mol = gto.M(atom=atoms, basis=BASIS, charge=made.charge, spin=spin, verbose=0, **cores)
+    kind = dft.UKS if spin else dft.RKS
+    method = kind(mol, xc=FUNCTIONAL).density_fit()
     energy = method.kernel()
     if not method.converged:
         return None
@@ -76,7 +93,8 @@ def labeled(item: tuple[str, Sample]) -> tuple[str, float, list[list[float]]] | 
 
 def run(args: argparse.Namespace) -> None:
     """Label what has no label yet, then write all labels to one file per total charge."""
-    todo = dict(chosen(load_structures(args.conformers), args.elements, args.rounds))
+    molecules = chosen(load_structures(args.conformers), args.elements, args.rounds)
+    todo = dict([*lone_atoms(args.elements), *molecules])
     notes = args.out.with_suffix(".jsonl")
     lines = notes.read_text().splitlines() if notes.exists() else []
     done = {name: found for name, *found in map(json.loads, lines)}
