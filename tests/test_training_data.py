@@ -234,6 +234,7 @@ def labeling(training_modules, folder, stand_in, small, **options):
 
 
 def test_labels_are_read_and_trained_on(stand_in, small, tmp_path, training_modules):
+    h5py = pytest.importorskip("h5py")
     module, arguments = labeling(training_modules, tmp_path, stand_in, small)
     splits = ("train", "train", "valid", "test")
     small = [replace(s, split=splits[k % 4]) for k, s in enumerate(small)]
@@ -241,13 +242,20 @@ def test_labels_are_read_and_trained_on(stand_in, small, tmp_path, training_modu
     module.load_structures = lambda _: small
     module.run(arguments)
     files = sorted((tmp_path / "data").glob("*.h5"))
-    assert [path.stem for path in files] == ["charged-0000", "neutral-0000"]
-    neutral, charged = (read_frames([path], Labels()) for path in reversed(files))
+    assert [path.stem for path in files] == ["charged-0000", "neutral-0000", "neutral-pairs"]
+    charged, neutral = (read_frames([path], Labels()) for path in files[:2])
     assert set(neutral.charge) == {0.0}
     assert 1.0 in charged.charge
     assert 17 not in charged.numbers  # the networks disagree
     assert set(neutral.split) == set(splits)
     assert any(group.endswith("compressed") for group in neutral.group)
+    with h5py.File(files[2]) as file:
+        pairs, ends, forces = (file[name][:] for name in ("numbers", "positions", "forces"))
+    assert 17 in pairs  # whatever the networks think
+    elements = len(set(np.concatenate([s.numbers for s in small])))
+    assert len(set(map(tuple, pairs.reshape(-1, 2)))) == elements * (elements + 1) // 2
+    along = np.diff(ends.reshape(-1, 2, 3), axis=1)[:, 0]
+    assert ((forces.reshape(-1, 2, 3)[:, 1] * along).sum(1) > 0).all(), "they repel"
     train_files(
         Data((str(files[1]),), split="given", skip_bad=True),
         tmp_path / "run",
@@ -278,7 +286,7 @@ def test_interrupted_labeling_resumes(stand_in, small, tmp_path, training_module
     module.run(arguments)
     total = len(module.plan(small))
     assert f"{total - 2} of {total} parts to do" in capsys.readouterr().out
-    assert len(list((tmp_path / "data").iterdir())) == total == 3
+    assert len(list((tmp_path / "data").iterdir())) == total == 4
     assert {path: path.stat().st_mtime_ns for path in saved} == times
     stand_in.write_bytes(stand_in.read_bytes() + b"\0")
     with pytest.raises(SystemExit, match="choose another --out"):
@@ -292,7 +300,7 @@ def test_processes_share_the_parts(stand_in, small, tmp_path, training_modules):
         module.PART = 4
         module.run(arguments)
         found.append(len(list((tmp_path / "data").iterdir())))
-    assert found == [2, 3]
+    assert found == [2, 4]
     assert module.share("1/4") == (1, 4)
     for text in ("4/4", "-1/4", "1/0"):
         with pytest.raises(argparse.ArgumentTypeError, match="the first of four processes"):

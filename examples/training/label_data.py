@@ -31,14 +31,14 @@ import torch
 from conformers import load_structures
 from geometry import Structure, centered
 from numpy.typing import NDArray
-from recipes import Partners, Sample, samples
+from recipes import ATOM_PAIR, Partners, Sample, atom_pairs, samples
 from teacher import Labels, Teacher, descended, label_inside, load_teacher
 from wall import wall_radius
 
 PART = 1500  # conformers per file, so that batches of one size are large
 PAIRS = 600_000  # of atoms per batch, such as 1,024 structures of 24 atoms
 LARGEST_BATCH = 4096
-MAX_FORCE = 200.0  # eV/Å
+MAX_FORCE, MAX_PAIR_FORCE = 200.0, 300.0  # eV/Å, in molecules and between two atoms
 MAX_ENERGY_SPREAD = 0.03  # eV per atom
 MAX_SPREAD, HALF_SPREAD = 0.1, 0.05  # relative to the largest force; the second halves the weight
 SMALL_FORCE = 2.0  # eV/Å, added to the largest force, so that relaxed structures are kept
@@ -57,8 +57,11 @@ class Part:
 
 
 def plan(structures: list[Structure]) -> list[Part]:
-    """Cut the conformers into parts, each a sample of all that are neutral or charged."""
-    parts = []
+    """Cut the conformers into parts, each a sample of all that are neutral or charged.
+
+    The first part is of pairs of atoms.
+    """
+    parts = [Part("neutral-pairs", atom_pairs(structures))]
     for kind in ("neutral", "charged"):
         chosen = [s for s in structures if bool(s.charge) == (kind == "charged")]
         chosen.sort(key=lambda s: (zlib.crc32(s.name.encode()), s.conformer))
@@ -84,10 +87,11 @@ def labeled(teacher: Teacher, made: Iterable[Sample], device: str) -> tuple[Arra
     """
     classes: dict[tuple[int, ...], list[Sample]] = defaultdict(list)
     for sample in made:
-        kind = len(sample.structure.numbers), bool(sample.pair), bool(sample.steps)
-        classes[kind].append(sample)
+        made_of_two = sample.structure.group == ATOM_PAIR
+        n = len(sample.structure.numbers)
+        classes[n, bool(sample.pair), bool(sample.steps), made_of_two].append(sample)
     rows, dropped = [], 0
-    for (n, _, moves), chosen in sorted(classes.items(), key=lambda item: item[0]):
+    for (n, _, moves, made_of_two), chosen in sorted(classes.items(), key=lambda item: item[0]):
         size = min(LARGEST_BATCH, max(1, PAIRS // n**2))
         for first in range(0, len(chosen), size):
             batch = chosen[first : first + size]
@@ -95,7 +99,7 @@ def labeled(teacher: Teacher, made: Iterable[Sample], device: str) -> tuple[Arra
                 batch = moved_down(teacher, batch, device)
             found = label_batch(teacher, batch, device)
             spread = relative_spread(found)
-            kept = is_good(found, spread, n)
+            kept = is_wall(found) if made_of_two else is_good(found, spread, n)
             dropped += int((~kept).sum())
             rows += [row(batch[k], found, spread, k) for k in kept.nonzero()[:, 0].tolist()]
     return gathered(rows), dropped
@@ -145,6 +149,12 @@ def is_good(found: Labels, spread: torch.Tensor, n: int) -> torch.Tensor:
         & (found.forces.norm(dim=2).amax(1) <= MAX_FORCE)
         & found.energy.isfinite()
     )
+
+
+def is_wall(found: Labels) -> torch.Tensor:
+    """Return True [B] where two atoms repel each other, whatever the networks think of them."""
+    force = found.forces.norm(dim=2).amax(1)
+    return (force <= MAX_PAIR_FORCE) & found.energy.isfinite()
 
 
 def relative_spread(found: Labels) -> torch.Tensor:

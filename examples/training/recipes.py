@@ -7,13 +7,14 @@ itself.
 
 from __future__ import annotations
 
+import itertools
 import math
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from ase.data import vdw_radii
+from ase.data import chemical_symbols, covalent_radii, vdw_radii
 from ase.units import kB
 from chemistry import S22
 from geometry import (
@@ -37,6 +38,8 @@ CONTACT = 0.8  # distance of molecules in contact, relative to the sum of van de
 NEAR, FAR = 0.8, 3.0  # relative to contact
 OVERLAP = 0.55  # smallest relative distance of atoms more than three bonds apart
 DEEPEST = 0.6  # smallest distance inside the wall, relative to its radius
+ATOM_PAIR = "pair"  # group of two atoms by themselves, which only the wall is about
+PAIR_SAMPLES, PAIR_DEEPEST = 40, 0.45
 MAX_ATOMS = 64
 
 
@@ -103,7 +106,8 @@ INNER = 0.5  # share of protons that move within a molecule, if it has hydrogen 
 
 def samples(start: Structure, partners: Partners) -> Iterator[Sample]:
     """Yield the samples of all recipes for one conformer."""
-    for name, (recipe, count, most_steps) in RECIPES.items():
+    recipes = PAIR_RECIPES if start.group == ATOM_PAIR else RECIPES
+    for name, (recipe, count, most_steps) in recipes.items():
         rng = np.random.default_rng(zlib.crc32(f"{name} {start.name} {start.conformer}".encode()))
         for _ in range(count):
             made = recipe(start, partners, rng)
@@ -236,6 +240,26 @@ RECIPES: dict[str, tuple[Recipe, int, int]] = {
 """Recipes by name, the number of samples that each tries to make of a conformer, and the largest
 number of steps that a teacher then moves them down its energy."""
 
+PAIR_RECIPES: dict[str, tuple[Recipe, int, int]] = {"compressed": (compressed, PAIR_SAMPLES, 0)}
+"""The recipe for atom pairs."""
+
+
+def atom_pairs(structures: list[Structure]) -> list[Structure]:
+    """Return two atoms of every pair of the elements of some structures, at contact."""
+    elements = np.unique(np.concatenate([s.numbers for s in structures])).tolist()
+    return [
+        Structure(
+            name=f"{chemical_symbols[a]}-{chemical_symbols[b]}",
+            conformer=0,
+            group=ATOM_PAIR,
+            split="train",
+            numbers=np.array([a, b]),
+            positions=np.array([[0.0, 0, 0], [covalent_radii[a] + covalent_radii[b], 0, 0]]),
+            bonds=((0, 1),),
+        )
+        for a, b in itertools.combinations_with_replacement(elements, 2)
+    ]
+
 
 def shaken(start: Structure, rng: np.random.Generator, hottest: float) -> Structure:
     """Displace the atoms along the modes of springs at up to a temperature in K.
@@ -341,7 +365,8 @@ def inside_wall(
     x = start.positions.copy()
     along = x[k] - x[j]
     radius = wall_radius(start.numbers[j], start.numbers[k])
-    x[side] += along * (rng.uniform(DEEPEST, 1) * radius / np.linalg.norm(along) - 1)
+    deepest = PAIR_DEEPEST if start.group == ATOM_PAIR else DEEPEST
+    x[side] += along * (rng.uniform(deepest, 1) * radius / np.linalg.norm(along) - 1)
     made = replace(start, positions=centered(x))
     is_valid = is_clear(made, np.array([j, k]), others_apart=False)
     return (made, (j, k), side) if is_valid else None
