@@ -21,8 +21,16 @@ from mlff_triton.testing import assert_within, random_cluster
 SMALL = {"elements": (1, 6, 7, 8), "hidden_channels": 8, "num_rbf": 6}
 CONFIGS = {
     "tensornet": TensorNetConfig(**SMALL, cutoff_upper=4.0, zbl=ZBLConfig(3.0, 14.4)),
-    "no loops": TensorNetConfig(
-        **SMALL, cutoff_upper=4.0, group="SO(3)", self_loops=False, activation="swish"
+    "MatGL": TensorNetConfig(
+        **SMALL,
+        cutoff_upper=4.0,
+        rbf_type="bessel",
+        trainable_rbf=True,
+        group="SO(3)",
+        self_loops=False,
+        activation="swish",
+        readout_activation=False,
+        head="gated",
     ),
     "tensornet2": TensorNet2Config(
         **SMALL, cutoff_upper=3.0, coulomb_cutoff=4.5, charge_channels=4, repulsion=True
