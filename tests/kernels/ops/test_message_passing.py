@@ -85,6 +85,21 @@ def test_no_edges(n_atoms, device):
     assert factors.grad.shape == factors.shape
 
 
+def test_edges_of_no_atom_are_left_out(device):
+    row_ptr, senders, reverse = random_graph(5, device)
+    n_edges = len(senders)
+    y, factors = random_inputs("parts", 5, n_edges + 4, 8, device, torch.float64)
+    more = torch.tensor([4, 3, 4, 3], device=device)
+    opposite = n_edges + torch.tensor([1, 0, 3, 2], device=device)
+    graph = row_ptr, torch.cat([senders, more]), torch.cat([reverse, opposite])
+    assert_matches(message_passing, reference.message_passing, y, factors, *graph)
+    message = message_passing(y, factors, *graph)
+    assert_close(message, message_passing(y, factors[:n_edges], row_ptr, senders, reverse), 0)
+    message.square().sum().backward()
+    assert factors.grad[:n_edges].any()
+    assert not factors.grad[n_edges:].any()
+
+
 def test_agrees_with_torchmd_net(device):
     pytest.importorskip("torchmdnet", reason="TorchMD-NET is not installed")
     with warnings.catch_warnings():  # Warp warns at its first import

@@ -27,8 +27,9 @@ def message_passing(
     weights = factors.flatten(1, -2).movedim(1, 0)
     if len(weights) == 3:
         weights = weights[list(PART_OF_COMPONENT)]
-    atoms = torch.arange(len(row_ptr) - 1, device=y.device)
-    receivers = atoms.repeat_interleave(row_ptr.diff(), output_size=len(senders))
+    edges = torch.arange(len(senders), device=row_ptr.device, dtype=row_ptr.dtype)
+    receivers = torch.searchsorted(row_ptr, edges, right=True) - 1  # N: no atom
     messages = components.index_select(1, senders) * weights
-    summed = torch.zeros_like(components).index_add(1, receivers, messages)
+    sums = components.new_zeros(9, len(row_ptr), components.shape[2])
+    summed = sums.index_add(1, receivers, messages)[:, :-1]
     return summed.movedim(0, 1).reshape(y.shape) if full else summed
