@@ -96,9 +96,8 @@ class Graph:
     @cached_property
     @with_own_settings
     def receivers(self) -> Tensor:
-        """Atom ``i`` of each edge, int64 [E]."""
-        atoms = torch.arange(self.n_atoms, device=self.row_ptr.device)
-        return atoms.repeat_interleave(self.row_ptr.diff(), output_size=self.n_edges)
+        """Atom ``i`` of each edge, int64 [E], which sends the opposite edge."""
+        return self.senders.index_select(0, self.reverse)
 
     @cached_property
     @with_own_settings
@@ -149,6 +148,35 @@ class Graph:
             shifts=self.shifts[keep],
             reverse=index[self.reverse[keep]],
         )
+
+    @with_own_settings
+    def with_first(self, is_first: Tensor) -> tuple[Graph, Tensor]:
+        """Move some edges to the front. Unlike `select`, it never waits for a GPU.
+
+        Parameters
+        ----------
+        is_first : bool [E]
+            True for these edges. It must be equal for opposite edges.
+
+        Returns
+        -------
+        Graph
+            The same edges in another order. The others begin at ``row_ptr[N]``, so they belong to
+            no row.
+        order : int64 [E]
+            Former index of each edge.
+        """
+        edges = torch.arange(self.n_edges, device=self.senders.device)
+        count = is_first.cumsum(0)
+        place = torch.where(is_first, count - 1, count[-1:] + edges - count)
+        order = torch.empty_like(edges).scatter_(0, place, edges)
+        graph = Graph(
+            row_ptr=torch.cat([count.new_zeros(1), count])[self.row_ptr],
+            senders=self.senders[order],
+            shifts=self.shifts[order],
+            reverse=place[self.reverse[order]],
+        )
+        return graph, order
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Graph:
         """Apply a function to every tensor; return this graph itself if it changes none."""

@@ -80,6 +80,24 @@ def test_selection_is_the_graph_of_the_selected_pairs(case, bits):
     assert_equal(selected, expected)
 
 
+@given(pairs_of_atoms(), st.integers(0, 2**20 - 1))
+def test_chosen_edges_come_first_and_the_others_belong_to_no_row(case, bits):
+    graph = graph_of(*case)
+    chosen = (bits >> graph.pairs[1]) & 1 == 1
+    moved, order = graph.with_first(chosen)
+    selected = graph.select(chosen)
+    n = selected.n_edges
+    front = Graph(moved.row_ptr, moved.senders[:n], moved.shifts[:n], moved.reverse[:n])
+    assert_equal(front, selected)
+    assert torch.equal(order, torch.cat([chosen.nonzero()[:, 0], (~chosen).nonzero()[:, 0]]))
+    for name in ("receivers", "senders", "shifts"):
+        assert torch.equal(getattr(moved, name), getattr(graph, name)[order])
+    assert torch.equal(order[moved.reverse], graph.reverse[order])
+    first, pair = moved.pairs
+    assert torch.equal(first[: n // 2], selected.pairs[0])
+    assert torch.equal(pair[:n], selected.pairs[1])
+
+
 def test_opposite_edges_have_exactly_opposite_vectors():
     positions = torch.from_numpy(CRYSTAL.positions) + 1e3
     cell = torch.from_numpy(CRYSTAL.cell.array)[None]
@@ -104,6 +122,16 @@ def test_vectors_are_differentiable():
     assert torch.autograd.gradcheck(
         lambda *arguments: CRYSTAL_GRAPH.vectors(*arguments, None)[:30], (positions, cell)
     )
+
+
+def test_what_is_cached_in_inference_mode_serves_gradients():
+    graph = neighbor_list(CRYSTAL.positions, 4.0, CRYSTAL.cell.array, CRYSTAL.pbc)
+    positions = torch.from_numpy(CRYSTAL.positions).requires_grad_()
+    cell = torch.from_numpy(CRYSTAL.cell.array)[None]
+    with torch.inference_mode():
+        assert len(graph.receivers) == len(graph.pairs[1])
+    vectors = graph.vectors(positions, cell, None)[graph.pairs[0]]
+    assert torch.autograd.grad(vectors.square().sum(), positions)[0].any()
 
 
 def test_vectors_of_a_batch_are_those_of_its_systems():

@@ -28,6 +28,8 @@ def assert_valid(graph: Graph) -> None:
     index = torch.arange(n_edges)
     assert torch.equal(graph.reverse[graph.reverse], index)
     assert not (graph.reverse == index).any()
+    atoms = torch.arange(graph.n_atoms)
+    assert torch.equal(graph.receivers, atoms.repeat_interleave(graph.row_ptr.diff()))
     assert torch.equal(graph.senders[graph.reverse], graph.receivers)
     assert torch.equal(graph.shifts[graph.reverse], -graph.shifts)
 
