@@ -33,6 +33,8 @@ class Edges:
         Cosine cutoff at each distance.
     row : int64 [E]
         Row of each edge in functions of the distance.
+    n_near : int64 [], optional
+        Number of edges that matter, if the others follow them: see `Graph.with_first`.
     """
 
     graph: Graph
@@ -41,6 +43,7 @@ class Edges:
     basis: Tensor
     cutoff: Tensor
     row: Tensor
+    n_near: Tensor | None = None
 
     def sum_at_receivers(self, messages: Tensor) -> Tensor:
         """Sum messages [E, F] at their receivers: [N, F]."""
@@ -74,6 +77,11 @@ class Edges:
         """True if there is a row for the edge of an atom to itself."""
         return len(self.basis) > len(self.distances)
 
+    @property
+    def near_rows(self) -> Tensor | None:
+        """Number of rows in functions of the distance that matter, which come first; None: all."""
+        return None if self.n_near is None else self.n_near // 2 + self.has_loops
+
     @cached_property
     def looped(self) -> LoopedEdges:
         """The same edges in the form that operators take; with self-loops if there is their row."""
@@ -83,7 +91,8 @@ class Edges:
             return LoopedEdges(graph.row_ptr, *ends, graph.reverse, self.row + 1, self.directions)
         atoms = torch.arange(graph.n_atoms, device=graph.senders.device)
         loops = graph.row_ptr[1:] + atoms  # at the end of each row
-        others = torch.arange(graph.n_edges, device=atoms.device) + graph.receivers
+        others = torch.arange(graph.n_edges, device=atoms.device)  # shifted by the loops before
+        others = others + torch.searchsorted(graph.row_ptr, others, right=True) - 1
         n_edges = graph.n_edges + graph.n_atoms
 
         def join(of_edges: Tensor, of_loops: Tensor) -> Tensor:
@@ -94,7 +103,7 @@ class Edges:
             row_ptr=graph.row_ptr + torch.arange(graph.n_atoms + 1, device=atoms.device),
             receivers=join(graph.receivers, atoms),
             senders=join(graph.senders, atoms),
-            reverse=join(graph.reverse + graph.senders, loops),
+            reverse=join(others.index_select(0, graph.reverse), loops),
             pairs=join(self.row, torch.zeros_like(atoms)),
             directions=join(self.directions, self.directions.new_zeros(graph.n_atoms, 3)),
         )

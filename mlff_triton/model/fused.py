@@ -7,6 +7,7 @@ The layers share the weights of those of `mlff_triton.model.tensornet` and
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -27,7 +28,8 @@ from mlff_triton.model.fused_layers import (
 )
 from mlff_triton.model.readout import Readout
 from mlff_triton.model.tensornet import Embedding, Interaction, TensorNet
-from mlff_triton.model.tensornet2 import ChargedInteraction
+from mlff_triton.model.tensornet2 import ChargedInteraction, TensorNet2
+from mlff_triton.neighbors.graph import Graph
 
 
 class FusedEmbedding(Embedding):
@@ -39,7 +41,8 @@ class FusedEmbedding(Embedding):
         """Compute `Embedding.forward`."""
         ops, loops = self.ops, edges.looped
         weight, bias = self.radial.weight, self.radial.bias
-        radial = ops.linear(edges.basis, weight, bias, scale=edges.cutoff[:, None])
+        scale, rows = edges.cutoff[:, None], edges.near_rows
+        radial = ops.linear(edges.basis, weight, bias, scale=scale, rows=rows)
         x = ops.pair_embedding(
             loops.directions,
             _of_pairs(radial.unflatten(1, (3, -1)), edges),
@@ -82,7 +85,8 @@ class FusedChargedInteraction(ChargedInteraction):
         ends = [charges.index_select(0, end) for end in (loops.receivers, loops.senders)]
         features = torch.cat([edges.basis.index_select(0, row), *ends], dim=1)
         cutoff = edges.cutoff.index_select(0, row)
-        factors = radial_factors(ops, self.radial, config.activation, features, cutoff)
+        rows = None if edges.n_near is None else loops.row_ptr[-1]
+        factors = radial_factors(ops, self.radial, config.activation, features, cutoff, rows)
 
         def send(y: Tensor) -> Tensor:
             messages: Tensor = ops.message_passing(y, factors, *loops.graph)
@@ -120,6 +124,19 @@ class FusedReadout(Readout):
         return found
 
 
+class FusedTensorNet2(TensorNet2):
+    """A model that skips the edges beyond the cutoff of its network, but keeps their memory.
+
+    So shapes do not depend on values, and the host never waits for a GPU: a CUDA graph can capture
+    the model, after an ordinary call that compiles the same kernels.
+    """
+
+    def _near_edges(self, vectors: Tensor, graph: Graph) -> Edges:
+        graph, order = graph.with_first(self._is_near(vectors, graph))
+        edges = self._edges(vectors.index_select(0, order), graph)
+        return replace(edges, n_near=graph.row_ptr[-1])
+
+
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 FUSED: dict[type[nn.Module], type[nn.Module]] = {
     Embedding: FusedEmbedding,
@@ -127,6 +144,7 @@ FUSED: dict[type[nn.Module], type[nn.Module]] = {
     ChargedInteraction: FusedChargedInteraction,
     ChargeNetwork: FusedChargeNetwork,
     Readout: FusedReadout,
+    TensorNet2: FusedTensorNet2,
 }
 
 

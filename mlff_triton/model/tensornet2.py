@@ -140,7 +140,7 @@ class TensorNet2(TensorNet):
         n_systems = len(batch)  # or fewer; to count them would wait for the GPU
         total = charge.to(vectors.dtype)[:, None]
         species = self.species(numbers)
-        edges = self._edges(*_within(self.config.network_cutoff, vectors, graph))
+        edges = self._near_edges(vectors, graph)
         x = self.embedding(species, edges)
         charges = []
         for network, layer in zip(self.charges[:-1], self.layers, strict=True):
@@ -158,6 +158,25 @@ class TensorNet2(TensorNet):
         energies = energies + self._coulomb_energies(every, weights, vectors, graph)
         mean = (every * weights).sum((1, 2))
         return AtomResults(self._with_priors(energies, species, edges), mean, uncertainty)
+
+    def _near_edges(self, vectors: Tensor, graph: Graph) -> Edges:
+        """Drop the edges beyond the network's cutoff; in the capture of a CUDA graph, keep all.
+
+        They do not contribute to its results.
+        """
+        if is_capturing(vectors):
+            return self._edges(vectors, graph)
+        near = self._is_near(vectors, graph)
+        if bool(near.all()):
+            return self._edges(vectors, graph)
+        return self._edges(vectors[near], graph.select(near))
+
+    def _is_near(self, vectors: Tensor, graph: Graph) -> Tensor:
+        """Return which edges are within the network's cutoff, bool [E], equal for opposite ones."""
+        first, pair = graph.pairs
+        distances = torch.linalg.vector_norm(vectors.detach()[first], dim=1)
+        near: Tensor = distances < self.config.network_cutoff
+        return near[pair]
 
     def _coulomb_energies(
         self, charges: Tensor, weights: Tensor, vectors: Tensor, graph: Graph
@@ -241,18 +260,3 @@ def _with_cutoff(model: TensorNet, coulomb_cutoff: float) -> TensorNet:
     changed = copy.deepcopy(model)
     changed.config = replace(model.config, coulomb_cutoff=coulomb_cutoff)
     return changed
-
-
-def _within(cutoff: float, vectors: Tensor, graph: Graph) -> tuple[Tensor, Graph]:
-    """Drop the edges beyond a cutoff; in the capture of a CUDA graph, keep all of them.
-
-    They do not contribute to the results.
-    """
-    if is_capturing(vectors):
-        return vectors, graph
-    first, pair = graph.pairs
-    near = torch.linalg.vector_norm(vectors.detach()[first], dim=1) < cutoff
-    if bool(near.all()):
-        return vectors, graph
-    kept = near[pair]
-    return vectors[kept], graph.select(kept)
