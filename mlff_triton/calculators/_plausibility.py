@@ -14,6 +14,7 @@ from ase.data import chemical_symbols, covalent_radii
 from numpy.typing import NDArray
 
 from mlff_triton.engine.batch import Batch, IntArray
+from mlff_triton.engine.engine import Engine
 from mlff_triton.errors import InputError
 from mlff_triton.model.known_domain import KnownDomain, UnknownChemistryWarning, bond_name
 from mlff_triton.model.prediction import Prediction
@@ -101,7 +102,13 @@ def _all_distances(batch: Batch) -> FloatArray:
     return distances
 
 
-def unknown_atoms(numbers: IntArray, uncertainty: FloatArray, limit: float) -> str:
+def unknown_atoms(
+    numbers: IntArray,
+    uncertainty: FloatArray,
+    limit: float,
+    labels: IntArray | None = None,
+    above: int | None = None,
+) -> str:
     """Return which atom a model is least sure of, if above a limit, and what to do.
 
     Parameters
@@ -112,19 +119,24 @@ def unknown_atoms(numbers: IntArray, uncertainty: FloatArray, limit: float) -> s
         Expected error of the force on each atom in eV/Å.
     limit : float
         The same, above which an atom is unlike those that the model was made for.
+    labels : int [N], optional
+        Names of the atoms; their indices by default.
+    above : int, optional
+        Number of atoms above the limit, if there are others.
 
     Returns
     -------
     str
         Empty if no atom is above the limit.
     """
-    above = int(np.count_nonzero(uncertainty > limit))
+    above = int(np.count_nonzero(uncertainty > limit)) if above is None else above
     if not above:
         return ""
     worst = int(np.argmax(uncertainty))
+    name = worst if labels is None else labels[worst]
     others = f", and of {above} atoms more than" if above > 1 else ", more than"
     return (
-        f"the model expects an error of {uncertainty[worst]:.3g} eV/Å in the force on atom {worst} "
+        f"the model expects an error of {uncertainty[worst]:.3g} eV/Å in the force on atom {name} "
         f"({chemical_symbols[numbers[worst]]}){others} the {limit:.3g} eV/Å that are usual, so "
         "that results may be wrong: check the structure, or train the model on ones like it"
     )
@@ -155,6 +167,11 @@ class Plausibility:
         self._domain, self._elements, self._limit = domain, elements, limit
         self._has_warned = self.has_judged = False
         self._seen: set[int] = set()
+
+    @classmethod
+    def of(cls, engine: Engine) -> Plausibility:
+        """Return the checks of the systems that an engine computes."""
+        return cls(engine.known_domain, engine.elements, engine.uncertainty_limit)
 
     def mute(self, *, judges: bool = False) -> None:
         """Stop warning of chemistry, because the caller warns, and of results if it judges them."""
@@ -192,7 +209,7 @@ class Plausibility:
         """
         if self.has_judged or self._limit is None or prediction.uncertainty is None:
             return
-        known = prediction.uncertainty.numpy()
+        known = prediction.uncertainty.cpu().numpy()
         if known.max() > self._limit:
             system = batch.system[known.argmax()]
             atoms = slice(batch.system_ptr[system], batch.system_ptr[system + 1])

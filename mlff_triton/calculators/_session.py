@@ -63,9 +63,7 @@ class Session:
     ) -> None:
         self.engine = Engine(model, device, dtype, backend, skin=skin)
         self._batch: Batch | None = None
-        self.plausibility = Plausibility(
-            self.engine.known_domain, self.engine.elements, self.engine.uncertainty_limit
-        )
+        self.plausibility = Plausibility.of(self.engine)
 
     def changes(self, system: System) -> list[str]:
         """Return which fields of a system differ from the last one: its box counts as the cell."""

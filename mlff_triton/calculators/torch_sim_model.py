@@ -131,9 +131,7 @@ class TorchSimModel(ModelInterface):
         self._compute_forces = compute_forces
         self._compute_stress = compute_stress
         self._memory_scales_with = "n_atoms"
-        self._plausibility: Plausibility | None = Plausibility(
-            self.engine.known_domain, self.engine.elements
-        )
+        self._plausibility: Plausibility | None = Plausibility.of(self.engine)
 
     def _set_compute_forces(self, value: bool) -> None:
         self._compute_forces = value
@@ -169,7 +167,8 @@ class TorchSimModel(ModelInterface):
         Warns
         -----
         UnknownChemistryWarning
-            Once, if a system of the first state differs from all that the model was trained for.
+            Once, if a system of the first state differs from all that the model was trained for, or
+            the model expects a larger error in the force on an atom than usual.
         """
         if isinstance(state, dict):
             state = SimState(masses=torch.ones_like(state["positions"][:, 0]), **state)
@@ -181,12 +180,16 @@ class TorchSimModel(ModelInterface):
             state.system_idx,
             _charge(state),
         )
-        if self._plausibility is not None:
-            for batch in Batch.of(*given).systems():
-                self._plausibility.check_new(batch)
-            self._plausibility = None
+        checks = self._plausibility
+        if checks is not None:
+            batch = Batch.of(*given)
+            for system in batch.systems():
+                checks.check_new(system)
             _warn_of_spin(getattr(state, "spin", None))
         prediction = self.engine.queue(*given)
+        if checks is not None:
+            checks.judge(batch, prediction)
+            self._plausibility = None
         results = {"energy": prediction.energy}
         if self.compute_forces:
             results["forces"] = prediction.forces

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import warnings
 
 import ase.io
 import numpy as np
@@ -152,3 +153,20 @@ def test_torch_sim_gets_it(home):
     found = known(state)
     assert_close(found["uncertainty"], expected_of(*images), 0)
     assert "uncertainty" not in home.TorchSimModel(model_of(), device="cpu")(state)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("limit", [0.01, 1e6])
+def test_torch_sim_warns_once_of_atoms_above_the_limit(home, limit):
+    images = [random_cluster(5), random_cluster(4, seed=3)]
+    known = home.TorchSimModel(model(limit), device="cpu", dtype="float64")
+    state = state_of(home, known, *images)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UnknownChemistryWarning)
+        for _ in range(2):
+            known(state)
+    found = [str(w.message) for w in caught if w.category is UnknownChemistryWarning]
+    assert len(found) == (limit < 1)
+    uncertainty = expected_of(*images)
+    worst = uncertainty.argmax() if uncertainty.argmax() < 5 else uncertainty.argmax() - 5
+    assert all(f"in the force on atom {worst} (" in text for text in found)

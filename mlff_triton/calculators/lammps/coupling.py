@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from mlff_triton._common.version import __version__
 from mlff_triton.calculators._plausibility import (
     contact_limits,
+    unknown_atoms,
     unknown_bonds,
     unknown_shells,
 )
@@ -133,7 +134,7 @@ def couple(
         On the first rank, if several ranks share a GPU.
     UnknownChemistryWarning
         On the first rank and in the first step, if atoms differ from all that the model was trained
-        for.
+        for, or the model expects a larger error in the force on an atom than usual.
 
     Examples
     --------
@@ -317,7 +318,7 @@ class Coupling:
                 )
             )
         if not self._is_known:
-            self._warn_of_chemistry(n_own)
+            self._warn_of_chemistry(n_own, prediction)
             self._is_known = True
         self._pass_on(step, prediction, energy, forces)
         self.guard.confirm(step)
@@ -441,11 +442,18 @@ class Coupling:
         assert prediction is not None
         return prediction, energy, n_contacts > 0
 
-    def _warn_of_chemistry(self, n_own: int) -> None:
+    def _warn_of_chemistry(self, n_own: int, prediction: PartPrediction) -> None:
         """Let the first rank warn if atoms differ from all that the model was trained for."""
+        reasons = [*self._unknown_chemistry(n_own), *self._unknown_atoms(n_own, prediction)]
+        reasons = [reason for found in self._comm.allgather(reasons) for reason in found]
+        if reasons and self._comm.rank == 0:
+            warnings.warn(reasons[0], UnknownChemistryWarning, stacklevel=2)
+
+    def _unknown_chemistry(self, n_own: int) -> list[str]:
+        """Return what is unknown of the number of electrons, and of the bonds of own atoms."""
         domain, lmp = self.engine.known_domain, self._lmp
         if domain is None or self._charge:
-            return
+            return []
         n_atoms = n_own + lmp.extract_setting("nghost")
         numbers = self._numbers[view(lmp, "type", n_atoms)]
         (protons,) = self._sum(float(numbers[:n_own].sum()))
@@ -453,9 +461,22 @@ class Coupling:
         if n_own:
             batch = Batch.of(numbers, positions_of(lmp, n_atoms))
             reasons += islice(unknown_bonds(batch, domain, view(lmp, "id", n_atoms), n_own), 1)
-        reasons = [reason for found in self._comm.allgather(reasons) for reason in found]
-        if reasons and self._comm.rank == 0:
-            warnings.warn(reasons[0], UnknownChemistryWarning, stacklevel=2)
+        return reasons
+
+    def _unknown_atoms(self, n_own: int, prediction: PartPrediction) -> list[str]:
+        """Return, on one rank, which atom of all ranks the model is least sure of, if too much."""
+        limit, known = self.engine.uncertainty_limit, prediction.uncertainty
+        if limit is None:
+            return []
+        lmp, units = self._lmp, find_units(self._lmp)
+        own = np.zeros(0) if known is None else known  # None without own atoms
+        known = own * (units.energy / units.length)
+        (above,) = self._sum(float(np.count_nonzero(known > limit)))
+        most = self._comm.allgather(float(known.max(initial=0.0)))
+        if not above or most.index(max(most)) != self._comm.rank:
+            return []
+        numbers, labels = self._numbers[view(lmp, "type", n_own)], view(lmp, "id", n_own)
+        return [unknown_atoms(numbers, known, limit, labels, int(above))]
 
     def _sum(self, *values: float) -> list[float]:
         """Sum values over all ranks."""

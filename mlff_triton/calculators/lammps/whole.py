@@ -72,12 +72,14 @@ class WholeSystem:
         else:
             self._batch = replace(self._batch.with_box(cell, pbc), positions=own)
         found, has_contacts = self._engine.watch(self._batch, self._limits)
+        known = found.uncertainty
         return PartPrediction(
             energy=float(found.energy[0]) / self._energy,
             forces=self._converted(found.forces),
             virial=self._converted(found.virial[0]),
             atom_energies=self._converted(found.atom_energies),
             atom_virials=None,
+            uncertainty=None if known is None else self._converted(known.double()),
             has_contacts=has_contacts,
         )
 

@@ -92,7 +92,8 @@ def create_openmm_force(
     cutoff across a face of the box, but not where they are computed.
 
     The first step refuses atoms that are far too close, and warns by an `UnknownChemistryWarning`
-    if the structure differs from all that the model was trained for.
+    if the structure differs from all that the model was trained for, or if the model expects a
+    larger error in the force on an atom than usual. By route "python", further steps warn as well.
 
     Raises
     ------
@@ -244,6 +245,7 @@ class EngineForce:
         self.recipe = recipe
         self._engine = engine
         self._batch: Batch | None = None
+        self._plausibility: Plausibility | None = None
         self._molecules = recipe.molecules()
 
     def __reduce__(self) -> tuple[type[EngineForce], tuple[Recipe]]:
@@ -273,7 +275,10 @@ class EngineForce:
 
     def compute(self, state: openmm.State) -> tuple[float, NDArray[np.float64]]:
         """Compute energy and forces as a call does, and raise errors unchanged."""
-        prediction = self.engine.evaluate(self._update(state, _positions(state)))
+        batch = self._update(state, _positions(state))
+        prediction = self.engine.evaluate(batch)
+        if self._plausibility is not None:
+            self._plausibility.judge(batch, prediction)
         energy = (prediction.energy.item() - self.recipe.shift) * EV_TO_KJ_PER_MOL
         return energy, prediction.forces.double().numpy() * (EV_TO_KJ_PER_MOL * NM)
 
@@ -310,7 +315,8 @@ class EngineForce:
         if self._batch is None:
             charge, pbc = recipe.charge, recipe.periodic
             batch = Batch.of(recipe.numbers, positions, cell, pbc, charge=charge)
-            Plausibility(self.engine.known_domain, self.engine.elements).check(batch)
+            self._plausibility = Plausibility.of(self.engine)
+            self._plausibility.check(batch)
             self._batch = batch
         else:
             self._batch = self._batch.with_box(cell).with_positions(positions)

@@ -116,12 +116,12 @@ class OpenMMSystem:
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
-        engine = recipe.engine()
+        self._engine = engine = recipe.engine()
         any_box = 1e4 * np.eye(3) if recipe.periodic else None  # each step passes its own
         self.resident = engine.resident(
             recipe.numbers, any_box, recipe.periodic, recipe.charge, OPENMM_UNITS
         )
-        self._plausibility: Plausibility | None = Plausibility(engine.known_domain, engine.elements)
+        self._is_new = True
         self._molecules = recipe.molecules()
         self._cutoff = engine.cutoff / NM
         self._n_steps = 0
@@ -147,9 +147,9 @@ class OpenMMSystem:
                 self._molecules.check_images(whole, vectors, self._cutoff)
             self._n_steps += 1
         box = box if self.recipe.periodic else None
-        if self._plausibility is not None:
-            self._plausibility.check(self._batch(ours, box))
-            self._plausibility = None
+        if self._is_new:
+            self._look_at(self._batch(ours, box))
+            self._is_new = False
         energy, forces = self.resident.step(ours, box)
         if self.recipe.shift:
             energy -= self.recipe.shift * EV_TO_KJ_PER_MOL
@@ -157,6 +157,13 @@ class OpenMMSystem:
         if self._particles is not None:
             forces = torch.zeros_like(positions).index_copy_(0, self._particles, forces)
         return energy, forces
+
+    def _look_at(self, batch: Batch) -> None:
+        """Check the first structure, and what the model expects of its own results for it."""
+        checks = Plausibility.of(self._engine)
+        checks.check(batch)
+        if self._engine.uncertainty_limit is not None:  # steps return energy and forces only
+            checks.judge(batch, self._engine.evaluate(batch))
 
     def _batch(self, positions: Tensor, box: Tensor | None) -> Batch:
         recipe, cell = self.recipe, None if box is None else NM * box.double()

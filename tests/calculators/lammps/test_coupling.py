@@ -12,10 +12,11 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 from ase import Atoms
 from ase.build import molecule
 
-from mlff_triton import Engine, Ensemble
+from mlff_triton import Engine, Ensemble, TensorNet, TensorNetCalculator
 from mlff_triton.errors import (
     BackendError,
     CheckpointError,
@@ -38,6 +39,7 @@ from tests.calculators.lammps.systems import (
     water,
 )
 from tests.support.charged import charged_model
+from tests.support.tensornets import uncertain
 
 pytestmark = needs_lammps
 MODEL = small_model()
@@ -49,6 +51,12 @@ def coupled(lmp: Any, **options: Any) -> Any:
 
     given = {"model": MODEL, "elements": TYPES, "device": "cpu", "dtype": "float64"}
     return couple(lmp, **(given | options))
+
+
+def single_point_of(model: TensorNet, atoms: Atoms) -> np.ndarray:
+    """Return the uncertainties of atoms in eV/Å by ASE."""
+    calculator = TensorNetCalculator(model, device="cpu", dtype="float64")
+    return np.asarray(calculator.get_property("uncertainty", atoms))
 
 
 def in_lammps(lmp: Any) -> Atoms:
@@ -342,6 +350,26 @@ def test_radicals_are_warned_of() -> None:
     coupled(lmp, model="default")
     with pytest.warns(UnknownChemistryWarning, match="9 electrons, an odd number"):
         lmp.command("run 0")
+
+
+@pytest.mark.parametrize("units", ["metal", "real"])
+@pytest.mark.parametrize("share", [0.9, 1.1])
+def test_atoms_above_the_limit_of_uncertainty_are_warned_of_once(units: str, share: float) -> None:
+    atoms = water()
+    model = uncertain(small_model(), 5, 1e6)
+    lmp = start(atoms, units=units)
+    known = single_point_of(model, atoms)
+    model.readout.uncertainty_limit = torch.tensor(share * known.max())
+    coupled(lmp, model=model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UnknownChemistryWarning)
+        lmp.commands_list(["run 0", "run 0"])
+    found = [str(w.message) for w in caught if w.category is UnknownChemistryWarning]
+    assert len(found) == (share < 1)
+    assert all(
+        f"{known.max():.3g} eV/Å in the force on atom {known.argmax() + 1} " in text
+        for text in found
+    )
 
 
 def test_bonds_across_faces_are_whole() -> None:

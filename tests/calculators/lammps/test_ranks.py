@@ -9,6 +9,7 @@ import pytest
 import torch
 from ase import Atoms
 
+from mlff_triton import TensorNetCalculator
 from mlff_triton.testing import tolerance
 from tests.calculators.lammps.systems import (
     needs_lammps,
@@ -18,6 +19,7 @@ from tests.calculators.lammps.systems import (
     small_model,
     water,
 )
+from tests.support.tensornets import uncertain
 
 pytestmark = needs_lammps
 
@@ -224,3 +226,43 @@ def check_trajectories(found: Results, alone: Results) -> None:
             np.testing.assert_allclose(
                 found[label], alone[label], rtol=1e-9, atol=1e-9, err_msg=label
             )
+
+
+# A droplet in a large box, so that the ranks beyond it have no atoms.
+UNCERTAIN = """
+import sys
+
+import torch
+from mpi4py import MPI
+
+from mlff_triton.calculators.lammps import couple
+from tests.calculators.lammps.systems import TYPES, small_model, start, water
+from tests.support.tensornets import uncertain
+
+droplet = water((2, 2, 1))
+droplet.set_cell([40, 30, 30])
+lmp = start(droplet, f"processors {MPI.COMM_WORLD.size} 1 1")
+model = small_model()
+torch.manual_seed(5)
+couple(lmp, uncertain(model, 5, float(sys.argv[1])), TYPES, device="cpu", dtype="float64")
+lmp.commands_list(["run 0", "run 0"])
+"""
+
+
+@needs_mpiexec
+@pytest.mark.parametrize("n_ranks", [2, 3])
+def test_one_rank_warns_of_the_atom_of_all_that_is_known_least(tmp_path: Path, n_ranks: int):
+    atoms, model = structure("empty"), small_model()
+    torch.manual_seed(5)
+    calculator = TensorNetCalculator(uncertain(model, 5, 1e6), device="cpu", dtype="float64")
+    known = calculator.get_property("uncertainty", atoms)
+    limit = float(np.median(known))
+    texts = []
+    for given in (limit, 1e6):
+        done = run_ranks(n_ranks, ["-c", UNCERTAIN, repr(given)], tmp_path)
+        assert done.returncode == 0, done.stderr
+        texts.append([line for line in done.stderr.splitlines() if "expects an error" in line])
+    (line,), none = texts
+    assert not none
+    worst, above = int(known.argmax()), int((known > limit).sum())
+    assert f"on atom {worst + 1} ({atoms.symbols[worst]}), and of {above} atoms more than" in line

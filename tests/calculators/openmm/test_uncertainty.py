@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
+import torch
 from ase.build import molecule
 
 from mlff_triton import TensorNetCalculator
 from mlff_triton.calculators import create_openmm_force, create_openmm_uncertainty
+from mlff_triton.calculators.openmm.recipe import Recipe, lasting_model
+from mlff_triton.calculators.openmm.torch_force import OpenMMSystem
 from mlff_triton.errors import InputError
+from mlff_triton.model.known_domain import UnknownChemistryWarning
 from mlff_triton.testing import assert_close
 from mlff_triton.units import EV_TO_KJ_PER_MOL, NM
 from tests.support.tensornets import model_of, uncertain
@@ -78,3 +84,34 @@ def test_what_has_none_says_so_in_one_line():
     uncertainty = create_openmm_uncertainty(water.numbers, MODEL, **OPTIONS)
     with pytest.raises(InputError, match="the state has no positions"):
         uncertainty(context.getState(energy=True))
+
+
+@pytest.mark.parametrize("limit", [0.01, 1e6])
+def test_the_force_warns_of_atoms_above_the_limit(limit):
+    atoms = molecule("CH3OH")
+    model = uncertain(model_of(num_layers=1), 5, limit)
+    force = create_openmm_force(atoms.numbers, model, route="python", **OPTIONS)
+    context = context_of(force, atoms.positions / 10)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UnknownChemistryWarning)
+        for _ in range(2):
+            context.getState(energy=True)
+            context.getIntegrator().step(1)
+    found = [str(w.message) for w in caught if w.category is UnknownChemistryWarning]
+    assert len(found) == (limit < 1)
+    assert all("the model expects an error of" in text for text in found)
+
+
+@pytest.mark.parametrize("limit", [0.01, 1e6])
+def test_modules_of_torch_forces_warn_in_the_first_step(limit):
+    atoms = molecule("CH3OH")
+    model = lasting_model(uncertain(model_of(num_layers=1), 5, limit))
+    recipe = Recipe(model=model, numbers=atoms.numbers, **OPTIONS)
+    system = OpenMMSystem(recipe)
+    positions = torch.tensor(atoms.positions / 10)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UnknownChemistryWarning)
+        energies = [system.step(positions, None)[0] for _ in range(2)]
+    assert energies[0] == energies[1]
+    found = [str(w.message) for w in caught if w.category is UnknownChemistryWarning]
+    assert len(found) == (limit < 1)
