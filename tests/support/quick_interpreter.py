@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.quick_operators import FLOATS, INTEGERS, keeps_type, quick_operators
+
 Replacement = tuple[object, str, object]  # owner, name and function
 
-FLOATS = {"fp32", "fp64"}
-KEPT = FLOATS | {"int1"} | {f"{sign}int{8 << k}" for sign in ("", "u") for k in range(4)}
-LIMITS = {"int32": 1 << 31, "int64": 1 << 63}
+KEPT = FLOATS | INTEGERS | {"int1"}
+BYTES = {"int1": 1, "fp32": 4, "fp64": 8} | {f"int{8 << k}": 1 << k for k in range(4)}
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +91,7 @@ def _like_types() -> Iterator[Replacement]:
         core.dtype.__eq__,
         core._unwrap_if_constexpr,
     )
+    to_tensor = semantic.TritonSemantic.to_tensor
     check_handle = interpreter.TensorHandle.__post_init__
     plain = {core.tensor, int, float, bool, str, core.dtype, core.block_type, type(None)}
 
@@ -104,9 +106,14 @@ def _like_types() -> Iterator[Replacement]:
 
     def initialize_handle(handle: Any, data: Any, dtype: Any, attr: Any = None) -> None:
         handle.data, handle.dtype, handle.attr = data, dtype, {} if attr is None else attr
-        check_handle(handle)
+        if data.itemsize > BYTES.get(dtype.name, 0):
+            check_handle(handle)
+
+    def to_tensor_unlike(own: Any, value: Any, *options: Any, **named: Any) -> Any:
+        return value if type(value) is core.tensor else to_tensor(own, value, *options, **named)
 
     yield semantic.TritonSemantic, "cast", cast_unlike
+    yield semantic.TritonSemantic, "to_tensor", to_tensor_unlike
     yield core.dtype, "__eq__", is_equal
     yield core, "_unwrap_if_constexpr", unwrap_constant
     yield interpreter.TensorHandle, "__init__", initialize_handle
@@ -132,23 +139,16 @@ def _like_operands() -> Replacement:
 
     def check_unlike(own: Any, left: Any, right: Any, *options: Any, **named: Any) -> Any:
         if not isinstance(left, core.tensor):
-            if isinstance(right, core.tensor) and _keeps_type(right.dtype.name, left):
+            if isinstance(right, core.tensor) and keeps_type(right.dtype.name, left):
                 return own.broadcast_impl_value(constant(own, left, right), right)
         elif not isinstance(right, core.tensor):
-            if _keeps_type(left.dtype.name, right):
+            if keeps_type(left.dtype.name, right):
                 return left, constant(own, right, left)
         elif left.dtype.name == right.dtype.name and left.dtype.name in KEPT:
             return own.broadcast_impl_value(left, right)
         return check_types(own, left, right, *options, **named)
 
     return semantic.TritonSemantic, "binary_op_type_checking_impl", check_unlike
-
-
-def _keeps_type(name: str, number: Any) -> bool:
-    """Return True if a tensor keeps its type in operations with a number of Python."""
-    if name in LIMITS:
-        return type(number) is int and -LIMITS[name] <= number < LIMITS[name]
-    return name in FLOATS and type(number) in (int, float)
 
 
 def _known_broadcasts() -> Replacement:
@@ -209,7 +209,8 @@ def _known_functions() -> Iterator[Replacement]:
     def functions(owner: Any, builder: Any) -> dict[str, Any]:
         own = semantic.TritonSemantic(builder)
         builtins = inspect.getmembers(owner, core.is_builtin)
-        return {name: function_with(own, builtin) for name, builtin in builtins}
+        found = {name: function_with(own, builtin) for name, builtin in builtins}
+        return found | quick_operators(own, found) if owner is core.tensor else found
 
     def replace_builtins(owner: Any, builder: Any, scope: Any) -> None:
         for name, function in functions(owner, builder).items():
