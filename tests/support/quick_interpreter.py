@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.quick_operators import FLOATS, INTEGERS, keeps_type, quick_operators
+from tests.support.quick_operators import NUMBERS, keeps_type, quick_operators, quick_where
 
 Replacement = tuple[object, str, object]  # owner, name and function
 
-KEPT = FLOATS | INTEGERS | {"int1"}
+KEPT = NUMBERS | {"int1"}
 BYTES = {"int1": 1, "fp32": 4, "fp64": 8} | {f"int{8 << k}": 1 << k for k in range(4)}
 
 
@@ -33,6 +33,7 @@ def _replacements() -> list[Replacement]:
         *_known_types(),
         *_like_types(),
         _like_operands(),
+        _like_choices(),
         _known_broadcasts(),
         *_known_functions(),
     ]
@@ -96,7 +97,14 @@ def _like_types() -> Iterator[Replacement]:
     plain = {core.tensor, int, float, bool, str, core.dtype, core.block_type, type(None)}
 
     def cast_unlike(own: Any, tensor: Any, dtype: Any, *rounding: Any, **named: Any) -> Any:
-        return tensor if tensor.dtype is dtype else cast(own, tensor, dtype, *rounding, **named)
+        if tensor.dtype is dtype:
+            return tensor
+        is_plain = type(dtype) is core.dtype and rounding in ((), (None,)) and not named
+        if is_plain and NUMBERS.issuperset((tensor.dtype.name, dtype.name)):
+            data = tensor.handle.data.astype(interpreter._get_np_dtype(dtype))
+            handle = interpreter.TensorHandle(data, dtype)
+            return core.tensor(handle, tensor.type.with_element_ty(dtype))
+        return cast(own, tensor, dtype, *rounding, **named)
 
     def is_equal(dtype: Any, other: Any) -> bool:
         return dtype is other or equals(dtype, other)
@@ -149,6 +157,12 @@ def _like_operands() -> Replacement:
         return check_types(own, left, right, *options, **named)
 
     return semantic.TritonSemantic, "binary_op_type_checking_impl", check_unlike
+
+
+def _like_choices() -> Replacement:
+    from triton.language import semantic
+
+    return semantic.TritonSemantic, "where", quick_where(semantic.TritonSemantic.where)
 
 
 def _known_broadcasts() -> Replacement:

@@ -12,6 +12,7 @@ Operator = Callable[[Any, Any], Any]
 
 FLOATS = {"fp32", "fp64"}
 INTEGERS = {f"{sign}int{8 << k}" for sign in ("", "u") for k in range(4)}
+NUMBERS = FLOATS | INTEGERS
 LIMITS = {"int32": 1 << 31, "int64": 1 << 63}
 WIDER = {("int32", "int64"), ("fp32", "fp64")}  # NumPy has the same result type
 EXACT = 1 << 24  # all integers below have a float32
@@ -49,15 +50,15 @@ def quick_operators(own: Any, slow: dict[str, Operator]) -> dict[str, Operator]:
     quick = {
         f"__{prefix}{name}__": make(own, function, slow[f"__{prefix}{name}__"], kinds)
         for functions, makers, kinds in (
-            (ARITHMETIC, {"": _arithmetic, "r": _reversed}, FLOATS | INTEGERS),
+            (ARITHMETIC, {"": _arithmetic, "r": _reversed}, NUMBERS),
             (DIVISION, {"": _arithmetic, "r": _reversed}, FLOATS),
-            (COMPARISONS, {"": _comparison}, FLOATS | INTEGERS),
+            (COMPARISONS, {"": _comparison}, NUMBERS),
             (BITWISE, {"": _bitwise}, INTEGERS | {"int1"}),
         )
         for prefix, make in makers.items()
         for name, function in functions.items()
     }
-    negative = _reversed(own, np.subtract, lambda x, _: slow["__neg__"](x), FLOATS | INTEGERS)
+    negative = _reversed(own, np.subtract, lambda x, _: slow["__neg__"](x), NUMBERS)
     return quick | {"__neg__": lambda x: negative(x, 0)}
 
 
@@ -144,6 +145,33 @@ def _bitwise(_own: Any, function: Any, slow: Operator, kinds: set[str]) -> Opera
         return tensor(handle(data, both.scalar), both)
 
     return operator
+
+
+def quick_where(slow: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a choice between operands of one type, one of which has the shape of the condition."""
+
+    def where(own: Any, condition: Any, x: Any, y: Any) -> Any:
+        _, tensor, handle = _language()
+        shape = condition.shape
+        for like in (x, y):
+            if type(like) is tensor and like.shape is shape and like.dtype.name in NUMBERS:
+                pair = [_operand(own, each, like) for each in (x, y)]
+                if condition.dtype.name == "int1" and all(each is not None for each in pair):
+                    data = np.where(condition.handle.data, *pair)
+                    return tensor(handle(data, like.dtype), like.type)
+        return slow(own, condition, x, y)
+
+    return where
+
+
+def _operand(own: Any, value: Any, like: Any) -> Any:
+    """Return the array of a value that has the type of a tensor, or takes it; else None."""
+    core, tensor, _ = _language()
+    name = like.dtype.name
+    if type(value) is not tensor:
+        return _constant(own, value, like.dtype).handle.data if keeps_type(name, value) else None
+    fits = value.shape is like.shape or type(value.type) is not core.block_type
+    return value.handle.data if fits and value.dtype.name == name else None
 
 
 @cache

@@ -63,6 +63,13 @@ def results_of(x, y, numbers) -> list[object]:
                 _seen(results, f"{name} {one} constexpr", function, left[i], tl.constexpr(number))
         for i, one in ranks[:3]:
             _seen(results, f"neg {one}", operator.neg, left[i])
+            _seen(results, f"as {one}", left[i].to, right[0].dtype)
+            masks = (right[0] > left[0], right[1] > left[1], right[2] > 0)
+            for mask, (k, two) in product(masks, ranks[:3]):
+                _seen(results, f"where {one} {two}", tl.where, mask, left[i], right[k])
+            for mask, number in product(masks, numbers):
+                _seen(results, f"where {one} {number}", tl.where, mask, left[i], number)
+                _seen(results, f"where {number} {one}", tl.where, mask, number, left[i])
 
     _operators_kernel[(1,)](x, y, note)
     return results
