@@ -16,6 +16,7 @@ from tests.support.quick_operators import NUMBERS, keeps_type, quick_operators, 
 Replacement = tuple[object, str, object]  # owner, name and function
 
 KEPT = NUMBERS | {"int1"}
+CONVERTED = NUMBERS | {"fp16"}  # as NumPy does
 BYTES = {"int1": 1, "fp32": 4, "fp64": 8} | {f"int{8 << k}": 1 << k for k in range(4)}
 
 
@@ -100,7 +101,7 @@ def _like_types() -> Iterator[Replacement]:
         if tensor.dtype is dtype:
             return tensor
         is_plain = type(dtype) is core.dtype and rounding in ((), (None,)) and not named
-        if is_plain and NUMBERS.issuperset((tensor.dtype.name, dtype.name)):
+        if is_plain and CONVERTED.issuperset((tensor.dtype.name, dtype.name)):
             data = tensor.handle.data.astype(interpreter._get_np_dtype(dtype))
             handle = interpreter.TensorHandle(data, dtype)
             return core.tensor(handle, tensor.type.with_element_ty(dtype))
