@@ -131,18 +131,19 @@ def _comparison(own: Any, function: Any, slow: Operator, kinds: set[str]) -> Ope
 
 
 def _bitwise(_own: Any, function: Any, slow: Operator, kinds: set[str]) -> Operator:
+    """Return an operator of tensors whose arrays have one type, as masks come in several."""
     _, tensor, handle = _language()
 
     def operator(left: Any, right: Any) -> Any:
         both = None
-        # Triton turns scalar masks into integers of eight bits before it combines them.
+        # Triton turns scalar masks into integers before it combines them with others.
         fits = type(right) is tensor and left.type.is_block() == right.type.is_block()
-        if fits and left.dtype.name in kinds:
+        if fits and left.dtype.name in kinds and left.handle.data.dtype == right.handle.data.dtype:
             both = _common_type(left, right)
         if both is None:
             return slow(left, right)
         data = function(left.handle.data, right.handle.data)
-        return tensor(handle(data, both.scalar), both)
+        return tensor(handle(data, left.handle.dtype.scalar), both)
 
     return operator
 

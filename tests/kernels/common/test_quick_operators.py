@@ -52,27 +52,46 @@ def results_of(x, y, numbers) -> list[object]:
     results: list[object] = []
 
     def note(left, right):
-        ranks = list(enumerate(RANKS))
-        for name, function in OPERATORS.items():
-            for (i, one), (k, two) in product(ranks, ranks):
-                _seen(results, f"{name} {one} {two}", function, left[i], right[k])
-                _seen(results, f"{name} {two} {one}", function, right[k], left[i])
-            for (i, one), number in product(ranks, numbers):
-                _seen(results, f"{name} {one} {number}", function, left[i], number)
-                _seen(results, f"{name} {number} {one}", function, number, left[i])
-                _seen(results, f"{name} {one} constexpr", function, left[i], tl.constexpr(number))
-        for i, one in ranks[:3]:
-            _seen(results, f"neg {one}", operator.neg, left[i])
-            _seen(results, f"as {one}", left[i].to, right[0].dtype)
-            masks = (right[0] > left[0], right[1] > left[1], right[2] > 0)
-            for mask, (k, two) in product(masks, ranks[:3]):
-                _seen(results, f"where {one} {two}", tl.where, mask, left[i], right[k])
-            for mask, number in product(masks, numbers):
-                _seen(results, f"where {one} {number}", tl.where, mask, left[i], number)
-                _seen(results, f"where {number} {one}", tl.where, mask, number, left[i])
+        _operators(results, left, right, numbers)
+        _masks(results, left, right)
+        _conversions_and_choices(results, left, right, numbers)
 
     _operators_kernel[(1,)](x, y, note)
     return results
+
+
+def _operators(results: list[object], left, right, numbers) -> None:
+    for name, function in OPERATORS.items():
+        for (i, one), (k, two) in product(enumerate(RANKS), enumerate(RANKS)):
+            _seen(results, f"{name} {one} {two}", function, left[i], right[k])
+            _seen(results, f"{name} {two} {one}", function, right[k], left[i])
+        for (i, one), number in product(enumerate(RANKS), numbers):
+            _seen(results, f"{name} {one} {number}", function, left[i], number)
+            _seen(results, f"{name} {number} {one}", function, number, left[i])
+            _seen(results, f"{name} {one} constexpr", function, left[i], tl.constexpr(number))
+
+
+def _masks(results: list[object], left, right) -> None:
+    """Masks that come from masks of other ranks are integers of several sizes."""
+    masks = [left[0] > right[0], left[1] > right[1], left[2] != right[2], left[1] == left[1]]
+    if left[0].dtype.is_int() and right[0].dtype.is_int():
+        masks += [masks[0] & masks[1], masks[1] | masks[0], ~masks[0]]
+    for name in ("and", "or", "eq", "ne"):
+        for (i, one), (k, two) in product(enumerate(masks), enumerate(masks)):
+            _seen(results, f"{name} of masks {i} {k}", OPERATORS[name], one, two)
+
+
+def _conversions_and_choices(results: list[object], left, right, numbers) -> None:
+    ranks = list(enumerate(RANKS))[:3]
+    masks = (right[0] > left[0], right[1] > left[1], right[2] > 0)
+    for i, one in ranks:
+        _seen(results, f"neg {one}", operator.neg, left[i])
+        _seen(results, f"as {one}", left[i].to, right[0].dtype)
+        for mask, (k, two) in product(masks, ranks):
+            _seen(results, f"where {one} {two}", tl.where, mask, left[i], right[k])
+        for mask, number in product(masks, numbers):
+            _seen(results, f"where {one} {number}", tl.where, mask, left[i], number)
+            _seen(results, f"where {number} {one}", tl.where, mask, number, left[i])
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
