@@ -162,7 +162,7 @@ def test_water_is_simulated_and_goes_on(comparison, densities, methods, capsys):
 
 
 def test_an_interrupted_simulation_goes_on(training_modules, tmp_path):
-    runs, atoms = training_modules("runs"), Atoms("H2", [(0, 0, 0), (0.7, 0, 0)])
+    runs, atoms = training_modules("simulations"), Atoms("H2", [(0, 0, 0), (0.7, 0, 0)])
     settings = Settings((Stage("nvt", 30), Stage("nve", 30)), every=5)
     runs.simulate([atoms], Pushed(), settings, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):

@@ -11,7 +11,7 @@ from ase.neighborlist import neighbor_list
 from ase.spacegroup import crystal
 from comparison import Check, Finding, Gap, Methods, Result
 from geometry import FloatArray, IntArray
-from runs import read_frames, read_logs, recorded, simulate, steps_of
+from simulations import read_frames, read_logs, recorded, simulate, steps_of
 
 from mlff_triton.dynamics import Settings, Stage
 from mlff_triton.statics import relax

@@ -13,7 +13,7 @@ import numpy as np
 from ase import Atoms
 from comparison import Check, Finding, Gap, Methods, Result
 from geometry import FloatArray
-from runs import read_frames, read_logs, recorded, simulate, steps_of
+from simulations import read_frames, read_logs, recorded, simulate, steps_of
 
 from mlff_triton.dynamics import Settings, Stage
 from mlff_triton.dynamics.bonds import Bonds
