@@ -19,6 +19,7 @@ from ase.cluster import Icosahedron
 from torch import Tensor
 
 import mlff_triton
+from mlff_triton.model.fused import fused
 from mlff_triton.training.step import TrainingStep
 
 FAR = 100.0  # Å; the model ignores pairs beyond its cutoff, but the list of all has one length
@@ -51,7 +52,7 @@ def loss_of(model: mlff_triton.TensorNet, cluster: dict[str, Tensor]) -> Tensor:
     """Return the squared errors of the energy per atom and of the forces."""
     neighbors = {name: cluster[name] for name in ("row_ptr", "senders", "shifts", "reverse")}
     prediction = mlff_triton.predict(
-        model,
+        fused(model),  # on a GPU, a model of the same weights on fused operators
         cluster["numbers"],
         cluster["positions"],
         mlff_triton.Graph(**neighbors),

@@ -13,6 +13,7 @@ from dataset import TRAIN, Batch, Dataset
 from torch import Tensor
 
 from mlff_triton import Graph, TensorNet, predict
+from mlff_triton.model.fused import fused
 from mlff_triton.training.batches import LISTED
 from mlff_triton.units import EV_TO_KCAL_PER_MOL
 
@@ -40,7 +41,7 @@ def errors(model: TensorNet, batch: Batch, create_graph: bool) -> tuple[Tensor, 
         Error of the forces, eV/Å.
     """
     result = predict(
-        model,
+        fused(model),
         batch["z"],
         batch["pos"],
         Graph(**{name: batch[name] for name in LISTED}),
