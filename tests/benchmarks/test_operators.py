@@ -101,10 +101,10 @@ def test_fused_messages_in_pytorch_are_those_of_the_model():
     network = models.model("random")
     edges = network._edges(graph.vectors(positions, None, None).float(), graph)
     factors = radial_messages.radial_functions(network)[1](
-        torch.cat([edges.distances, torch.zeros(1)])
+        torch.cat([torch.zeros(1), edges.distances])
     ).unflatten(1, (3, -1))
-    of_edges = list(factors[edges.pair].unbind(1))
-    expected = edges.pass_messages(y, of_edges) + scale(y, factors[-1:])
+    of_edges = list(factors[edges.row].unbind(1))
+    expected = edges.pass_messages(y, of_edges) + scale(y, factors[:1])
     torch.testing.assert_close(radial_messages.eager(*inputs), expected, rtol=1e-5, atol=1e-6)
 
 
