@@ -220,9 +220,7 @@ def transferred(start: Structure, partners: Partners, rng: np.random.Generator) 
         is_guest = np.arange(len(made.numbers)) >= len(start.numbers)
         movable = np.flatnonzero(is_guest == is_guest[bond.acceptor])
     made = with_shared_proton(made, bond, movable, rng)
-    if not is_clear(made, np.array([bond.hydrogen, bond.acceptor]), others_apart=True):
-        return None
-    return made, (), np.zeros(len(made.numbers), dtype=bool)
+    return outside_wall(made, (bond.hydrogen, bond.acceptor))
 
 
 RECIPES: dict[str, tuple[Recipe, int, int]] = {
@@ -348,9 +346,12 @@ def joined(
     return replace(both, charge=host.charge + guest.charge)
 
 
-def outside_wall(made: Structure) -> Made | None:
-    """Return a sample without a pair, or None if atoms overlap or a pair is inside the wall."""
-    if is_clear(made, np.zeros(0, dtype=int), others_apart=True):
+def outside_wall(made: Structure, near: tuple[int, ...] = ()) -> Made | None:
+    """Return a sample without a pair, or None if atoms overlap or a pair is inside the wall.
+
+    Two atoms may be near each other.
+    """
+    if is_clear(made, np.array(near, dtype=int), others_apart=True):
         return made, (), np.zeros(len(made.numbers), dtype=bool)
     return None
 

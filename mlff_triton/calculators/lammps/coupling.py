@@ -469,8 +469,9 @@ class Coupling:
         if limit is None:
             return []
         lmp, units = self._lmp, find_units(self._lmp)
-        own = np.zeros(0) if known is None else known  # None without own atoms
-        known = own * (units.energy / units.length)
+        if known is None:  # without own atoms
+            known = np.zeros(0)
+        known = known * (units.energy / units.length)
         (above,) = self._sum(float(np.count_nonzero(known > limit)))
         most = self._comm.allgather(float(known.max(initial=0.0)))
         if not above or most.index(max(most)) != self._comm.rank:

@@ -28,6 +28,7 @@ from mlff_triton._common.torch_settings import with_own_settings
 from mlff_triton.calculators._plausibility import Plausibility
 from mlff_triton.calculators.openmm.recipe import Recipe
 from mlff_triton.engine.batch import Batch
+from mlff_triton.engine.engine import Engine
 from mlff_triton.engine.steps import Units
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.units import EV_TO_KJ_PER_MOL, NM
@@ -116,12 +117,12 @@ class OpenMMSystem:
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
-        self._engine = engine = recipe.engine()
+        engine = recipe.engine()
         any_box = 1e4 * np.eye(3) if recipe.periodic else None  # each step passes its own
         self.resident = engine.resident(
             recipe.numbers, any_box, recipe.periodic, recipe.charge, OPENMM_UNITS
         )
-        self._is_new = True
+        self._new_engine: Engine | None = engine  # until the first step
         self._molecules = recipe.molecules()
         self._cutoff = engine.cutoff / NM
         self._n_steps = 0
@@ -147,9 +148,9 @@ class OpenMMSystem:
                 self._molecules.check_images(whole, vectors, self._cutoff)
             self._n_steps += 1
         box = box if self.recipe.periodic else None
-        if self._is_new:
-            self._look_at(self._batch(ours, box))
-            self._is_new = False
+        if self._new_engine is not None:
+            _look_at(self._batch(ours, box), self._new_engine)
+            self._new_engine = None
         energy, forces = self.resident.step(ours, box)
         if self.recipe.shift:
             energy -= self.recipe.shift * EV_TO_KJ_PER_MOL
@@ -157,13 +158,6 @@ class OpenMMSystem:
         if self._particles is not None:
             forces = torch.zeros_like(positions).index_copy_(0, self._particles, forces)
         return energy, forces
-
-    def _look_at(self, batch: Batch) -> None:
-        """Check the first structure, and what the model expects of its own results for it."""
-        checks = Plausibility.of(self._engine)
-        checks.check(batch)
-        if self._engine.uncertainty_limit is not None:  # steps return energy and forces only
-            checks.judge(batch, self._engine.evaluate(batch))
 
     def _batch(self, positions: Tensor, box: Tensor | None) -> Batch:
         recipe, cell = self.recipe, None if box is None else NM * box.double()
@@ -178,6 +172,14 @@ class OpenMMSystem:
                 f"the System has {n_particles} particles, but the force was made for {needed}: "
                 "make it from the System's own topology, or name the atoms by particles=[...]"
             )
+
+
+def _look_at(batch: Batch, engine: Engine) -> None:
+    """Check the first structure, and what the model expects of its own results for it."""
+    checks = Plausibility.of(engine)
+    checks.check(batch)
+    if engine.uncertainty_limit is not None:  # steps return energy and forces only
+        checks.judge(batch, engine.evaluate(batch))
 
 
 @with_own_settings
