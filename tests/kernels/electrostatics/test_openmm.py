@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import numpy as np
-import openmm
 import pytest
 import torch
 
@@ -11,6 +10,8 @@ from mlff_triton.kernels.electrostatics.types import PMEParameters
 from mlff_triton.neighbors.neighbor_list import neighbor_list
 from mlff_triton.testing import assert_close, random_crystal, water_box
 from mlff_triton.units import EV_TO_KJ_PER_MOL, NM
+
+openmm = pytest.importorskip("openmm", reason="OpenMM is not installed")
 
 
 def openmm_forces(charges, positions, cell, parameters):

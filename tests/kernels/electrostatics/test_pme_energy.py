@@ -18,6 +18,8 @@ from mlff_triton.neighbors.neighbor_list import neighbor_list
 from mlff_triton.testing import assert_close, assert_within, water_box
 from tests.kernels.electrostatics.cases import MESH, Charged, all_gradients, charged
 
+ANY_ORDER = 1e-9  # of what sums in any order may change in gradients, which the twin has on a GPU
+
 both = pytest.mark.parametrize("operator", [pme_energy, reference.pme_energy], ids=["ours", "twin"])
 
 
@@ -112,8 +114,8 @@ def test_derivatives(operator, device):
     def result(*leaves):
         return tuple(operator(*leaves, case.batch, *case.lists, parameters, check=False))
 
-    assert torch.autograd.gradcheck(result, leaves, atol=1e-6)
-    assert torch.autograd.gradgradcheck(result, leaves, atol=1e-5)
+    assert torch.autograd.gradcheck(result, leaves, atol=1e-6, nondet_tol=ANY_ORDER)
+    assert torch.autograd.gradgradcheck(result, leaves, atol=1e-5, nondet_tol=ANY_ORDER)
 
 
 @both
@@ -134,8 +136,9 @@ def test_charges_that_depend_on_positions(operator, device):
         x = torch.sin(weight * positions).sum(1)
         return operator(x - x.mean(), positions, case.cell, None, *case.lists, parameters).energy
 
-    assert torch.autograd.gradcheck(energy, positions, atol=1e-6)
-    assert torch.autograd.gradcheck(forces, (weight, positions), atol=1e-5)
+    assert torch.autograd.gradcheck(energy, positions, atol=1e-6, nondet_tol=ANY_ORDER)
+    inputs = weight, positions
+    assert torch.autograd.gradcheck(forces, inputs, atol=1e-5, nondet_tol=ANY_ORDER)
 
 
 @both
@@ -225,7 +228,10 @@ def test_one_system_needs_no_batch(operator, device):
     case = charged((9, "cubic")).to(device)
     expected = operator(*case.atoms, *case.lists, MESH)
     found = operator(*case.atoms[:3], None, *case.lists, MESH)
-    assert all(map(torch.equal, found, expected))
+    if operator is pme_energy:
+        assert all(map(torch.equal, found, expected))
+    for value, exact in zip(found, expected, strict=True):  # the twin adds in any order on a GPU
+        assert_close(value, exact, 0)
     with pytest.raises(InputError, match="there are 2 cells, and no batch"):
         operator(*case.atoms[:2], case.cell.repeat(2, 1, 1), None, *case.lists, MESH)
 
