@@ -169,6 +169,10 @@ Minutes = Annotated[
         help="Minutes after which to stop; the same command continues.", rich_help_panel=MOTION
     ),
 ]
+Devices = Annotated[
+    str,
+    typer.Option(help="auto, cpu, cuda or cuda:1; cuda:0,cuda:1 and so on share every batch."),
+]
 Seed = Annotated[
     int, typer.Option(help="Seed of weights, split and order.", rich_help_panel=MOTION)
 ]

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from mlff_triton._common.text import duration
 from mlff_triton.cli import _train_options as options
 from mlff_triton.cli._exits import EXIT_INTERRUPTED, complain
-from mlff_triton.cli._shared import DeviceOption, given_options, plain_console
+from mlff_triton.cli._shared import given_options, plain_console
 from mlff_triton.errors import InputError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def train(
     patience: options.Patience = 0,
     minutes: options.Minutes = None,
     seed: options.Seed = 0,
-    device: DeviceOption = "auto",
+    device: options.Devices = "auto",
     overwrite: options.Overwrite = False,
 ) -> None:
     """Train a TensorNet or TensorNet2 on energies, forces and others, or fine-tune one.

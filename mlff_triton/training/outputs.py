@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from mlff_triton.checkpoints import save_model
 from mlff_triton.errors import CheckpointError, InputError, OutputError
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.training.log import table
+from mlff_triton.training.ranks import Ranks
 from mlff_triton.training.trainer import Trainer
 
 MODEL, LOG, CHECKPOINT = "model.safetensors", "log.csv", "checkpoint"
@@ -46,14 +48,38 @@ class Outputs:
         self._recipe = json.dumps(recipe, sort_keys=True)
         self._card = card
         self._written_epoch = -1
+        self._is_ours = True
 
-    def create(self) -> None:
-        """Create the directory, unless it exists."""
+    @contextmanager
+    def opened(self, ranks: Ranks, *, overwrite: bool) -> Iterator[None]:
+        """Keep other trainings out of the directory, whose files one of the processes writes.
+
+        Parameters
+        ----------
+        ranks : Ranks
+            The processes, all of which come here.
+        overwrite : bool
+            If True, remove the files of an earlier training.
+
+        Raises
+        ------
+        OutputError
+            If the directory cannot be used, or another training uses it.
+        """
+        self._is_ours = ranks.leads
+        if not ranks.leads:
+            ranks.agreed(True)
+            yield
+            return
         with reported(self.directory):
             self.directory.mkdir(parents=True, exist_ok=True)
+        with self.lock():
+            if overwrite:
+                self._clear()
+            ranks.agreed(True)  # that the others may read
+            yield
 
-    def clear(self) -> None:
-        """Remove the files of an earlier training."""
+    def _clear(self) -> None:
         with reported(self.directory):
             for name in OUTPUTS:
                 (self.directory / name).unlink(missing_ok=True)
@@ -94,11 +120,15 @@ class Outputs:
     def save(self, trainer: Trainer) -> None:
         """Write the checkpoint and the log, and the model if it has become better.
 
+        Processes that only help write nothing.
+
         Raises
         ------
         OutputError
             If a file cannot be written; it then has its earlier content.
         """
+        if not self._is_ours:
+            return
         content = io.BytesIO()
         torch.save({"format": FORMAT, "recipe": self._recipe, "state": trainer.state}, content)
         replace_file(self.directory / CHECKPOINT, content.getvalue())

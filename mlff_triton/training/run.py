@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from mlff_triton._common.devices import find_device
+from mlff_triton._common.devices import find_devices
 from mlff_triton._common.files import replace_file
 from mlff_triton._common.torch_settings import kept_random_state, with_own_settings
 from mlff_triton.checkpoints import lasting_name, load_model
@@ -27,6 +27,7 @@ from mlff_triton.training.evaluation import Errors, evaluate
 from mlff_triton.training.frames import Array, Frames, check_trained
 from mlff_triton.training.labels import Labels
 from mlff_triton.training.outputs import PARITY, REPORT, Outputs, check_directory
+from mlff_triton.training.ranks import Ranks, together
 from mlff_triton.training.references import fit_references, fit_scale
 from mlff_triton.training.report import parity_figure, report
 from mlff_triton.training.settings import Architecture, Data, Settings
@@ -85,7 +86,6 @@ class _Parts(NamedTuple):
     replay: Array
 
 
-@with_own_settings
 def train_files(
     data: Data,
     out: Path,
@@ -112,7 +112,9 @@ def train_files(
     settings : Settings
         Options of the optimization.
     device : str
-        "auto", "cpu", "cuda" or "cuda:1".
+        "auto", "cpu", "cuda" or "cuda:1"; or several, as in "cuda:0,cuda:1", which share every
+        batch. Steps are then those of a single device but for rounding. A process is started for
+        each device but the first.
     overwrite : bool
         If True, begin anew and replace earlier results.
     say, show, stop : callable
@@ -130,39 +132,64 @@ def train_files(
         a model to fine-tune does not know an element, or the training diverges.
     CheckpointError
         If the model or the checkpoint cannot be read.
+    BackendError
+        If a device does not exist, or the process of one of several devices has ended early.
     OutputError
         If results cannot be written, or another process trains in the directory.
     """
     check_directory(out, overwrite=overwrite)
-    target = find_device(device)
+    devices = find_devices(device)
+    task = data, out, begin, settings, overwrite
+    with together(devices, _train, task) as ranks:
+        return _train(ranks, devices[0], *task, Watch(say, show, stop))
+
+
+class Watch(NamedTuple):
+    """Functions that a training calls; see `train_files`."""
+
+    say: Callable[[str], None] = lambda _: None
+    show: Callable[[Trainer], None] = lambda _: None
+    stop: Callable[[], bool] = lambda: False
+
+
+@with_own_settings
+def _train(
+    ranks: Ranks,
+    device: torch.device,
+    data: Data,
+    out: Path,
+    begin: Architecture | Base,
+    settings: Settings,
+    overwrite: bool,
+    watch: Watch = Watch(),  # noqa: B008
+) -> Result:
+    """Do the part of one process; only the one that leads reports, and writes files."""
     base = _load_base(begin.model) if isinstance(begin, Base) else None
     has_charges = (
         begin.charges if isinstance(begin, Architecture) else bool(base and base.has_charges)
     )
     data = charged_data(data, settings.loss, has_charges=has_charges)
-    frames, parts = _read(data, settings.seed, say)
+    frames, parts = _read(data, settings.seed, watch.say)
     model = base or _new_model(begin, frames.select(parts.train), settings.seed)
     _check_known(model, frames)
-    check_charged(model, frames, say)
+    check_charged(model, frames, watch.say)
     recipe = _recipe(data, begin, settings, frames, parts, model)
     facts = _facts(data, begin, parts, model)
-    graphs = GraphData(_weighted(frames, parts, data), model.cutoff, target)
-    model = model.to(target).train()
+    graphs = GraphData(_weighted(frames, parts, data), model.cutoff, device)
+    model = model.to(device).train()
     outputs = Outputs(out, recipe, "\n".join(facts))
-    outputs.create()
-    with outputs.lock():
-        if overwrite:
-            outputs.clear()
-        state = outputs.load(target)
+    with outputs.opened(ranks, overwrite=overwrite):
+        state = outputs.load(device)
         if state is None or len(parts.replay):
             _fit(model, graphs, parts, begin)
+        ranks.copy_first([*model.parameters(), *model.buffers()])
         everything = torch.from_numpy(np.concatenate([parts.train, parts.replay]))
-        trainer = Trainer(model, graphs, everything, torch.from_numpy(parts.valid), settings)
+        trainer = Trainer(model, graphs, everything, torch.from_numpy(parts.valid), settings, ranks)
         if state is not None:
             trainer.load(state)
-            say(f"continues after step {trainer.step} of {trainer.steps}")
-        trainer.run(show, stop, outputs.save)
-        if not trainer.is_done:
+            watch.say(f"continues after step {trainer.step} of {trainer.steps}")
+        trainer.run(watch.show, watch.stop, outputs.save)
+        if not (trainer.is_done and ranks.leads):
             return Result(trainer, {})
         outputs.save(trainer)
         best_model = trainer.best_model

@@ -49,6 +49,9 @@ class TrainingStep:
     after_step : callable, optional
         Called after each step of the optimizer, within the graph: for example an update of averaged
         weights in place. The conditions on the model apply.
+    combine : callable, optional
+        Called within the graph with the loss and all gradients before they are clipped, for example
+        to sum them over processes in place. The conditions on the model apply.
     capture : bool
         If False, take ordinary steps on any device.
 
@@ -84,6 +87,7 @@ class TrainingStep:
         *,
         max_gradient_norm: float | None = None,
         after_step: Callable[[], None] | None = None,
+        combine: Callable[[list[Tensor]], None] | None = None,
         capture: bool = True,
     ) -> None:
         self.model = model
@@ -91,6 +95,7 @@ class TrainingStep:
         self.optimizer = optimizer
         self.max_gradient_norm = max_gradient_norm
         self.after_step = after_step
+        self.combine = combine
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._graphs: dict[Signature, _Graph] = {}
         self._pool = GraphPool()
@@ -126,6 +131,11 @@ class TrainingStep:
         for name, tensor in batch.items():
             if tensor.device != device:
                 raise InputError(f"batch[{name!r}] is on {tensor.device}, the model on {device}")
+        with torch.cuda.device(device):
+            return self._captured(batch)
+
+    def _captured(self, batch: Batch) -> Tensor:
+        """Take a step on the current GPU, captured or to be captured."""
         self._fill_rates()
         signature = tuple((name, t.shape, t.dtype) for name, t in batch.items())
         graph = self._graphs.get(signature)
@@ -142,6 +152,9 @@ class TrainingStep:
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.loss(self.model, {name: tensor.detach() for name, tensor in batch.items()})
         loss.backward(inputs=[p for p in self._parameters if p.requires_grad])
+        if self.combine is not None:
+            gradients = [p.grad for p in self._parameters if p.grad is not None]
+            self.combine([loss.detach(), *gradients])
         if self.max_gradient_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters, self.max_gradient_norm)
         self.optimizer.step()

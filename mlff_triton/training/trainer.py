@@ -10,14 +10,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mlff_triton.errors import InputError
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.training.averaging import WeightAverage
-from mlff_triton.training.batches import GraphData, shuffled
+from mlff_triton.training.batches import Batch, GraphData, shuffled
 from mlff_triton.training.evaluation import evaluate
 from mlff_triton.training.log import LogRow
+from mlff_triton.training.loss import errors_of
+from mlff_triton.training.ranks import ALONE, Ranks
 from mlff_triton.training.schedule import learning_rate
 from mlff_triton.training.settings import Settings
 from mlff_triton.training.step import TrainingStep
@@ -38,6 +40,13 @@ class Trainer:
         Indices of the structures to train on, and to validate with.
     settings : Settings
         The options.
+    ranks : Ranks, optional
+        Processes that take the same steps, each with its share of every batch.
+
+    Raises
+    ------
+    InputError
+        If a batch has fewer structures than there are processes.
 
     Attributes
     ----------
@@ -48,15 +57,27 @@ class Trainer:
     """
 
     def __init__(
-        self, model: TensorNet, data: GraphData, train: Tensor, valid: Tensor, settings: Settings
+        self,
+        model: TensorNet,
+        data: GraphData,
+        train: Tensor,
+        valid: Tensor,
+        settings: Settings,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.model = model
         self.data = data
         self.train, self.valid = train, valid
         self.settings = settings
+        self.ranks = ranks
         self.step = 0
         self.log: list[LogRow] = []
-        self.steps_per_epoch = len(train) // min(settings.batch, len(train))
+        self._batch = min(settings.batch, len(train))
+        if self._batch < ranks.count:
+            raise InputError(
+                f"{ranks.count} devices cannot share a batch of {self._batch}: use a larger --batch"
+            )
+        self.steps_per_epoch = len(train) // self._batch
         self.steps = settings.epochs * self.steps_per_epoch
         self._average = WeightAverage(model, settings.decay)
         self._best = self._averaged_weights()
@@ -122,21 +143,22 @@ class Trainer:
         settings = self.settings
         take_step = TrainingStep(
             self.model,
-            settings.loss,
+            self._loss,
             self._optimizer,
             max_gradient_norm=settings.max_gradient,
             after_step=self._average.update,
+            combine=self.ranks.add,
         )
-        count = min(settings.batch, len(self.train))
+        count = -(-self._batch // self.ranks.count)
         size = self.data.size(count) if take_step.captures else None
         saved_at, is_saved = time.monotonic(), True
         for chosen in shuffled(self.train, settings.batch, settings.seed, self.step):
-            if self.is_done or stop():
+            if self.ranks.agreed(self.is_done or stop()):
                 break
             for group in self._optimizer.param_groups:
                 group["lr"] = self._rate(self.step)
             self._average.prepare(self.step)
-            self._loss_sum += take_step(self.data.batch(chosen, size))
+            self._loss_sum += take_step(self.data.batch(self.ranks.share(chosen), size))
             self.step += 1
             is_saved = self.step % self.steps_per_epoch == 0
             if is_saved:
@@ -174,6 +196,15 @@ class Trainer:
         self._optimizer.load_state_dict(state["optimizer"])
         for group in self._optimizer.param_groups:  # of a GPU, if it was saved there
             group["capturable"], group["fused"] = False, self.model.std.is_cuda
+
+    def _loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return what a share of a batch adds to its loss, with gradients."""
+        assert isinstance(model, TensorNet)
+        loss = self.settings.loss
+        penalties, weights = loss.sums(errors_of(model, batch, create_graph=True), batch).unbind()
+        weights = weights.detach().clone()
+        self.ranks.add([weights])
+        return loss.total(torch.stack([penalties, weights]))
 
     def _rate(self, step: int) -> float:
         warm_up = self.settings.warm_up_of(self.steps)

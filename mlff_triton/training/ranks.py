@@ -1,0 +1,209 @@
+"""Processes that train one model together, each with its share of every batch on its own device.
+
+The first one is the process that was asked to train. Gradients and losses are summed over all of
+them by NCCL within the captured step, or by Gloo on CPUs.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mlff_triton._common.cores import n_cores
+from mlff_triton._common.spawned import Spawned
+from mlff_triton._common.text import first_line
+from mlff_triton.errors import BackendError, InputError
+
+LONGEST_WAIT = timedelta(minutes=30)  # for processes that read the same files
+TIME_FOR_LAST_WORDS = 2.0  # s, of a process that ended early
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The place of this process among those that train together.
+
+    Attributes
+    ----------
+    rank : int
+        Its number; 0 leads the others, and alone writes files.
+    count : int
+        Number of processes.
+    """
+
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def leads(self) -> bool:
+        """True for the first of the processes."""
+        return self.rank == 0
+
+    def share(self, chosen: Tensor) -> Tensor:
+        """Return what this process takes of the structures of a batch."""
+        return chosen[self.rank :: self.count]
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors of one device by their sums over all processes.
+
+        A CUDA graph may hold this. All processes get the same bits.
+        """
+        if self.count == 1:
+            return
+        flat = torch.cat([tensor.detach().flatten().double() for tensor in tensors])
+        dist.all_reduce(flat)
+        sizes = [tensor.numel() for tensor in tensors]
+        for tensor, total in zip(tensors, flat.split(sizes), strict=True):
+            tensor.detach().copy_(total.view_as(tensor))
+
+    def copy_first(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors by those of the first process."""
+        if self.count > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor.detach(), 0)
+
+    def agreed(self, answer: bool) -> bool:
+        """Return the answer of the first process, after all have come to this point."""
+        if self.count == 1:
+            return answer
+        said = torch.tensor([answer], dtype=torch.uint8)
+        dist.broadcast(said, 0)
+        return bool(said)
+
+
+ALONE = Ranks()
+
+
+class Follower(Protocol):
+    """Function of a process that was started to help."""
+
+    def __call__(self, ranks: Ranks, device: torch.device, *arguments: Any) -> object:
+        """Do the share of this process; anything raised ends all processes."""
+        ...
+
+
+@contextmanager
+def together(
+    devices: Sequence[torch.device], follow: Follower, arguments: tuple[Any, ...]
+) -> Iterator[Ranks]:
+    """Start a process for each further device, and lead them from this one.
+
+    Parameters
+    ----------
+    devices : sequence of torch.device
+        Device of each process; the first is that of this process.
+    follow : Follower
+        Runs in each further process.
+    arguments : tuple
+        Its arguments after the ranks and the device. They can be pickled.
+
+    Yields
+    ------
+    Ranks
+        The place of this process.
+
+    Raises
+    ------
+    BackendError
+        If one of the others ended early; the message has its reason.
+    InputError
+        If this process uses torch.distributed already.
+    """
+    if len(devices) == 1:
+        with _on(devices[0]):
+            yield ALONE
+        return
+    if dist.is_initialized():
+        raise InputError("this process uses torch.distributed already: train on a single device")
+    address = f"tcp://127.0.0.1:{_free_port()}"
+    threads = max(1, n_cores() // len(devices))
+    others: list[Spawned] = []
+    try:
+        for rank, device in enumerate(devices[1:], start=1):
+            place = Ranks(rank, len(devices))
+            given = address, place, str(device), follow, arguments
+            others.append(Spawned(_help, given, threads))
+        with _on(devices[0]), _reported(others, devices):
+            ranks = Ranks(0, len(devices))
+            _join(address, ranks, devices[0])
+            yield ranks
+    finally:
+        for process in others:
+            process.terminate()
+            process.end()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+@contextmanager
+def _on(device: torch.device) -> Iterator[None]:
+    """Make a GPU the current one."""
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device):
+        yield
+
+
+@contextmanager
+def _reported(others: Sequence[Spawned], devices: Sequence[torch.device]) -> Iterator[None]:
+    """Raise the error of a process that ended early, which the connection to it does not tell."""
+    try:
+        yield
+    except RuntimeError as error:
+        for process, device in zip(others, devices[1:], strict=True):
+            with suppress(EOFError, OSError):
+                if process.pipe.poll(TIME_FOR_LAST_WORDS):
+                    raise BackendError(f"training on {device}: {process.pipe.recv()}") from error
+        if "onnection" not in str(error):  # of this process itself
+            raise
+        raise BackendError(
+            "a process of the training has ended, perhaps for lack of memory: repeat the command "
+            "to continue"
+        ) from error
+
+
+def _help(
+    pipe: Connection,
+    address: str,
+    ranks: Ranks,
+    device: str,
+    follow: Follower,
+    arguments: tuple[Any, ...],
+) -> None:
+    """Take part in a training, in a process that was started for it."""
+    target = torch.device(device)
+    try:
+        with _on(target):
+            _join(address, ranks, target)
+            follow(ranks, target, *arguments)
+        if target.type == "cuda":
+            torch.cuda.synchronize(target)  # the others wait for what it has begun
+    except BaseException as error:  # noqa: BLE001 - told to the process that leads
+        with suppress(OSError):
+            pipe.send(first_line(error))
+    os._exit(0)  # without waiting for a GPU that may wait for others
+
+
+def _join(address: str, ranks: Ranks, device: torch.device) -> None:
+    """Meet the other processes."""
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(
+        backend, address, timeout=LONGEST_WAIT, rank=ranks.rank, world_size=ranks.count
+    )
+
+
+def _free_port() -> int:
+    """Return a port of this machine that nobody uses now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

@@ -1,0 +1,127 @@
+"""Processes that share batches take the steps of one, and end together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from multiprocessing import active_children
+from pathlib import Path
+
+import ase.io
+import numpy as np
+import pytest
+import torch
+
+from mlff_triton import load_model
+from mlff_triton.errors import BackendError, InputError
+from mlff_triton.training.ranks import ALONE, Ranks
+from mlff_triton.training.run import train_files
+from mlff_triton.training.settings import Architecture, Data, Settings
+from tests.support.labeled import labeled
+
+SMALL = Architecture(channels=8, layers=1, rbf=6, cutoff=4.0)
+DATA = Data(("data.xyz",), valid=4, test=4)
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ase.io.write("data.xyz", labeled(24), format="extxyz")
+
+
+def train(out, device, settings, **options):
+    return train_files(DATA, Path(out), SMALL, settings, device=device, **options)
+
+
+def assert_alike(devices):
+    """Compare trainings on one device and on several; batches of 5 have uneven shares."""
+    settings = Settings(epochs=3, batch=5)
+    one = train("one", devices[0], settings)
+    many = train("many", ",".join(devices), settings)
+    assert not torch.distributed.is_initialized()
+    assert many.trainer.step == one.trainer.step == 9
+    for row, other in zip(one.trainer.log, many.trainer.log, strict=True):
+        for name in ("train_loss", "valid_loss", "valid_force_meV_per_A"):
+            found, expected = getattr(other, name), getattr(row, name)
+            assert found == pytest.approx(expected, rel=1e-3, nan_ok=True), name
+    states = [load_model(Path(out, "model.safetensors")).state_dict() for out in ("one", "many")]
+    assert not all(torch.equal(states[0][name], states[1][name]) for name in states[0])  # rounding
+    for name, weight in states[0].items():
+        if not name.startswith("readout.uncertainty"):
+            torch.testing.assert_close(states[1][name], weight, rtol=1e-2, atol=1e-3)
+    files = [{path.name for path in Path(out).iterdir()} for out in ("one", "many")]
+    assert files[0] == files[1]
+
+
+def test_processes_take_the_steps_of_one():
+    assert_alike(["cpu", "cpu"])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_gpus_take_the_steps_of_one():
+    assert_alike(["cuda:0", "cuda:1"])
+
+
+def test_an_interrupted_training_goes_on_with_all():
+    settings = Settings(epochs=3, batch=5)
+    whole = train("whole", "cpu,cpu", settings)
+    steps = []
+    train("parts", "cpu,cpu", settings, show=steps.append, stop=lambda: len(steps) == 4)
+    assert len(steps) == 4
+    said = []
+    parts = train("parts", "cpu,cpu", settings, say=said.append)
+    assert "continues after step 4 of 9" in said
+    for row, other in zip(whole.trainer.log, parts.trainer.log, strict=True):
+        assert np.array_equal(list(vars(row).values()), list(vars(other).values()), equal_nan=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_gpus_stop_within_an_epoch():
+    """A helper that left before its last step was done would let the others wait for ever."""
+    steps = []
+    stopped = train(
+        "out",
+        "cuda:0,cuda:1",
+        Settings(epochs=999, batch=5),
+        show=steps.append,
+        stop=lambda: len(steps) == 400,
+    )
+    assert stopped.trainer.step == 400
+
+
+def test_a_process_that_dies_ends_all():
+    def kill(trainer):
+        if trainer.step == 2:
+            (helper,) = active_children()
+            os.kill(helper.pid, signal.SIGKILL)
+
+    began = time.monotonic()
+    with pytest.raises(BackendError, match=r"process of the training has ended.*to continue$"):
+        train("out", "cpu,cpu", Settings(epochs=30, batch=5), show=kill)
+    assert time.monotonic() - began < 60
+    assert not active_children()
+    assert Path("out/checkpoint").exists()
+
+
+def test_errors_are_those_of_one_device():
+    ase.io.write("data.xyz", labeled(3), format="extxyz")
+    with pytest.raises(InputError, match="structures"):
+        train("out", "cpu,cpu", Settings())
+    assert not active_children()
+
+
+def test_more_devices_than_structures_are_refused():
+    message = "2 devices cannot share a batch of 1: use a larger --batch"
+    with pytest.raises(InputError, match=message):
+        train("out", "cpu,cpu", Settings(batch=1))
+
+
+def test_one_process_shares_with_nobody():
+    x = torch.arange(3.0)
+    ALONE.add([x])
+    assert x.tolist() == ALONE.share(x).tolist() == [0, 1, 2]
+    assert [ALONE.agreed(answer) for answer in (False, True)] == [False, True]
+    assert [Ranks(k, 2).share(x).tolist() for k in (0, 1)] == [[0, 2], [1]]
