@@ -32,13 +32,14 @@ class StandIn(torch.nn.Module):
 
     def forward(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         x, z = inputs["coord"], inputs["numbers"]
-        centered = x - x.mean(1, keepdim=True)
+        real = (z > 0)[:, :, None]
+        centered = torch.where(real, x - x.sum(1, keepdim=True) / real.sum(1, keepdim=True), 0.0)
         energy = 0.05 * (centered**2).sum(-1).sum(-1) - 3.0 * z.sum(1)
         spread = torch.zeros_like(x) + 200.0 * (z == 17).any(1)[:, None, None]
         return {
             "energy": energy.double(),
             "forces": -0.1 * centered,
-            "charges": torch.zeros_like(x[:, :, 0]) + (inputs["charge"] / x.shape[1])[:, None],
+            "charges": torch.zeros_like(x[:, :, 0]) + (inputs["charge"][:, None] / real.sum(1)),
             "energy_std": 0.001 * torch.ones_like(energy).double(),
             "forces_std": spread,
         }
@@ -264,6 +265,36 @@ def test_labels_are_read_and_trained_on(stand_in, small, tmp_path, training_modu
         device="cpu",
     )
     assert (tmp_path / "run" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("change", [{"ROOM": 1}, {"CHUNK": 2, "PAIRS": 500}])
+def test_batches_do_not_change_labels(change, stand_in, small, tmp_path, training_modules):
+    found = []
+    for values in ({"CHUNK": 99}, change):
+        module, arguments = labeling(training_modules, tmp_path, stand_in, small)
+        arguments.out = tmp_path / "-".join(values)
+        arguments.out.mkdir()
+        for name, value in values.items():
+            setattr(module, name, value)
+        module.run(arguments)
+        paths = sorted(arguments.out.glob("*-0*.h5"))
+        found.append(read_frames([str(path) for path in paths], Labels(with_charges=True)))
+    one, other = found
+    assert len(one) == len(other) > 150
+    keys = [np.lexsort((frames.energy, frames.n_atoms, frames.group)) for frames in found]
+    for name in ("energy", "charge", "weight", "n_atoms", "split"):
+        values = (getattr(frames, name)[key] for frames, key in zip(found, keys, strict=True))
+        compare(*values, name)
+    sizes = [np.sort(np.linalg.norm(frames.forces, axis=1)) for frames in found]
+    compare(*sizes, "forces")
+    compare(np.sort(one.charges), np.sort(other.charges), "charges")
+
+
+def compare(found, expected, name):
+    if found.dtype.kind == "f":
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4, err_msg=name)
+    else:
+        np.testing.assert_array_equal(found, expected, err_msg=name)
 
 
 def test_interrupted_labeling_resumes(stand_in, small, tmp_path, training_modules, capsys):

@@ -35,7 +35,9 @@ from recipes import ATOM_PAIR, Partners, Sample, atom_pairs, samples
 from teacher import Labels, Teacher, descended, label_inside, load_teacher
 from wall import wall_radius
 
-PART = 1500  # conformers per file, so that batches of one size are large
+PART = 1500  # conformers per file, so that batches are large
+CHUNK = 50  # conformers whose samples a process makes at a time
+ROOM = 8  # sizes of structures are filled up to multiples of this, so that batches are few
 PAIRS = 600_000  # of atoms per batch, such as 1,024 structures of 24 atoms
 LARGEST_BATCH = 4096
 MAX_FORCE, MAX_PAIR_FORCE = 200.0, 300.0  # eV/Å, in molecules and between two atoms
@@ -70,13 +72,19 @@ def plan(structures: list[Structure]) -> list[Part]:
     return parts
 
 
+def chunks(part: Part) -> list[Part]:
+    """Cut a part, so that several processes make its samples."""
+    every = range(0, len(part.structures), CHUNK)
+    return [replace(part, structures=part.structures[k : k + CHUNK]) for k in every]
+
+
 def sampled(part: Part, partners: Partners) -> tuple[Part, list[Sample]]:
     """Make the samples of a part."""
     return part, [each for start in part.structures for each in samples(start, partners)]
 
 
 def labeled(teacher: Teacher, made: Iterable[Sample], device: str) -> tuple[Arrays, int]:
-    """Label samples in batches of one size.
+    """Label samples in batches of similar sizes.
 
     Returns
     -------
@@ -88,52 +96,68 @@ def labeled(teacher: Teacher, made: Iterable[Sample], device: str) -> tuple[Arra
     classes: dict[tuple[int, ...], list[Sample]] = defaultdict(list)
     for sample in made:
         made_of_two = sample.structure.group == ATOM_PAIR
-        n = len(sample.structure.numbers)
+        n = -(-len(sample.structure.numbers) // ROOM) * ROOM
         classes[n, bool(sample.pair), bool(sample.steps), made_of_two].append(sample)
     rows, dropped = [], 0
     for (n, _, moves, made_of_two), chosen in sorted(classes.items(), key=lambda item: item[0]):
         size = min(LARGEST_BATCH, max(1, PAIRS // n**2))
+        chosen.sort(key=lambda sample: sample.steps)  # as batches take the steps of their last
         for first in range(0, len(chosen), size):
             batch = chosen[first : first + size]
             if moves:
                 batch = moved_down(teacher, batch, device)
             found = label_batch(teacher, batch, device)
             spread = relative_spread(found)
-            kept = is_wall(found) if made_of_two else is_good(found, spread, n)
+            kept = is_wall(found) if made_of_two else is_good(found, spread, batch)
             dropped += int((~kept).sum())
             rows += [row(batch[k], found, spread, k) for k in kept.nonzero()[:, 0].tolist()]
     return gathered(rows), dropped
 
 
 def label_batch(teacher: Teacher, batch: list[Sample], device: str) -> Labels:
-    """Label samples of the same size, all of them inside the wall or all outside."""
+    """Label samples, all of them inside the wall or all outside; see `inputs_of`."""
     z, x, charge = inputs_of(batch, device)
     if not batch[0].pair:
         found = teacher(z, x, charge)
     else:
         pair = tensor((each.pair for each in batch), torch.int64, device)
-        side = tensor((each.side for each in batch), torch.bool, device)
+        side = filled((each.side for each in batch), z.shape[1], torch.bool, device)
         radius = tensor(wall_radius(*z.gather(1, pair).T.cpu().numpy()), torch.float64, device)
         found = label_inside(teacher, z, x, charge, pair, side, radius)
     return Labels(*(label.cpu() for label in found))
 
 
 def moved_down(teacher: Teacher, batch: list[Sample], device: str) -> list[Sample]:
-    """Move samples of the same size down the energy, each by its own number of steps."""
+    """Move samples down the energy, each by its own number of steps."""
     z, x, charge = inputs_of(batch, device)
     x = descended(teacher, z, x, charge, tensor((s.steps for s in batch), torch.int64, device))
-    positions = x.double().cpu().numpy()
-    return [
-        replace(sample, structure=replace(sample.structure, positions=centered(moved)))
-        for sample, moved in zip(batch, positions, strict=True)
-    ]
+    moves = []
+    for sample, moved in zip(batch, x.double().cpu().numpy(), strict=True):
+        made = sample.structure
+        positions = centered(moved[: len(made.numbers)])
+        moves.append(replace(sample, structure=replace(made, positions=positions)))
+    return moves
 
 
 def inputs_of(batch: list[Sample], device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return atomic numbers [B, N], positions [B, N, 3] in Å, and total charges [B]."""
-    z = tensor((each.structure.numbers for each in batch), torch.int64, device)
-    x = tensor((centered(each.structure.positions) for each in batch), torch.float32, device)
-    return z, x, tensor((each.structure.charge for each in batch), torch.float32, device)
+    """Return atomic numbers [B, N], positions [B, N, 3] in Å, and total charges [B].
+
+    Smaller structures have atoms of number 0 at the end, which the teacher leaves out.
+    """
+    largest = max(len(each.structure.numbers) for each in batch)
+    z = filled((each.structure.numbers for each in batch), largest, torch.int64, device)
+    x = (centered(each.structure.positions) for each in batch)
+    charge = tensor((each.structure.charge for each in batch), torch.float32, device)
+    return z, filled(x, largest, torch.float32, device), charge
+
+
+def filled(values: Iterable[NDArray[Any]], n: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Stack arrays [k, ...] with k <= n into a tensor [B, n, ...], with zeros at the end."""
+    rows = list(values)
+    stack = np.zeros((len(rows), n, *rows[0].shape[1:]))
+    for place, value in zip(stack, rows, strict=True):
+        place[: len(value)] = value
+    return tensor(stack, dtype, device)
 
 
 def tensor(values: Iterable[Any], dtype: torch.dtype, device: str) -> torch.Tensor:
@@ -141,10 +165,11 @@ def tensor(values: Iterable[Any], dtype: torch.dtype, device: str) -> torch.Tens
     return torch.tensor(np.array(list(values)), dtype=dtype, device=device)
 
 
-def is_good(found: Labels, spread: torch.Tensor, n: int) -> torch.Tensor:
+def is_good(found: Labels, spread: torch.Tensor, batch: list[Sample]) -> torch.Tensor:
     """Return True [B] where the networks agree, and no force is excessive."""
+    n_atoms = torch.tensor([len(each.structure.numbers) for each in batch])
     return (
-        (found.energy_spread <= MAX_ENERGY_SPREAD * n)
+        (found.energy_spread <= MAX_ENERGY_SPREAD * n_atoms)
         & (spread <= MAX_SPREAD)
         & (found.forces.norm(dim=2).amax(1) <= MAX_FORCE)
         & found.energy.isfinite()
@@ -169,9 +194,10 @@ def row(sample: Sample, found: Labels, spread: torch.Tensor, k: int) -> Arrays:
     is that of the partial charges about the centroid, the spread is `relative_spread`, and the
     weight falls with it.
     """
-    charges, disagreement = found.charges[k].numpy(), spread[k].item()
+    n = len(sample.structure.numbers)
+    charges, disagreement = found.charges[k, :n].numpy(), spread[k].item()
     weight = 1 / (1 + (disagreement / HALF_SPREAD) ** 2)
-    labels = found.energy[k].item(), found.forces[k].numpy()
+    labels = found.energy[k].item(), found.forces[k, :n].numpy()
     common = common_row(sample, sample.structure.group, *labels, weight)
     return common | {
         "charges": charges,
@@ -247,12 +273,15 @@ def run(args: argparse.Namespace) -> None:
     os.environ |= dict.fromkeys(THREAD_VARIABLES, "1")  # workers read them when they load NumPy
     deadline = time.monotonic() + 60 * args.minutes
     with multiprocessing.get_context("spawn").Pool(args.workers, ignore_interrupts) as pool:
-        made = pool.imap(make, todo)
-        for part, found in itertools.takewhile(lambda _: time.monotonic() < deadline, made):
-            arrays, dropped = labeled(teacher, found, args.device)
-            save(args.out / f"{part.name}.h5", arrays, source)
-            count = len(found) - dropped
-            print(f"{part.name}: {count} structures, {dropped} dropped", flush=True)
+        made = pool.imap(make, [chunk for part in todo for chunk in chunks(part)])
+        for name, found in itertools.groupby(made, key=lambda each: each[0].name):
+            if time.monotonic() > deadline:
+                break
+            every = [sample for _, some in found for sample in some]
+            arrays, dropped = labeled(teacher, every, args.device)
+            save(args.out / f"{name}.h5", arrays, source)
+            count = len(every) - dropped
+            print(f"{name}: {count} structures, {dropped} dropped", flush=True)
 
 
 def ignore_interrupts() -> None:

@@ -46,7 +46,10 @@ class Labels(NamedTuple):
 
 
 Teacher = Callable[[Tensor, Tensor, Tensor], Labels]
-"""Label atomic numbers int64 [B, N] at positions [B, N, 3], with total charges [B]."""
+"""Label atomic numbers int64 [B, N] at positions [B, N, 3], with total charges [B].
+
+Atoms of number 0 are left out, wherever they are, and have no forces.
+"""
 
 
 def load_teacher(path: Path, device: str) -> Teacher:
