@@ -38,6 +38,10 @@ class CheckpointWarning(UserWarning):
     """A checkpoint holds something that changes results elsewhere, and not here."""
 
 
+class DispersionWarning(UserWarning):
+    """A dispersion correction does not fit the training data of the model."""
+
+
 class BackendError(MlffTritonError):
     """The requested backend or device cannot serve the model; the message names one that can."""
 

@@ -9,6 +9,9 @@ import torch
 from numpy.typing import ArrayLike
 
 from mlff_triton.calculators._plausibility import Plausibility
+from mlff_triton.checkpoints.dispersion import warn_of_dispersion
+from mlff_triton.dispersion.correction import Dispersion
+from mlff_triton.dispersion.damping import damping_of
 from mlff_triton.engine.batch import Batch
 from mlff_triton.engine.engine import Engine
 from mlff_triton.model.prediction import Ensemble, Prediction
@@ -51,17 +54,35 @@ class Session:
     ----------
     model, device, dtype, backend, skin
         Same as for `mlff_triton.engine.engine.Engine`.
+    dispersion : str, optional
+        Correction to add, see `mlff_triton.dispersion.correction.Dispersion`.
+
+    Attributes
+    ----------
+    engine : Engine
+        Computes the model.
+    plausibility : Plausibility
+        Judges structures and results.
+    dispersion : Dispersion or None
+        The correction.
     """
 
     def __init__(
         self,
         model: TensorNet | Ensemble | str | Path,
-        device: str = "auto",
+        device: str | torch.device = "auto",
         dtype: str | torch.dtype = "float32",
         backend: str = "auto",
         skin: float | str = "auto",
+        dispersion: str | None = None,
     ) -> None:
+        if dispersion is not None:
+            damping_of(dispersion)  # a wrong name is quickly told
         self.engine = Engine(model, device, dtype, backend, skin=skin)
+        self.dispersion: Dispersion | None = None
+        if dispersion is not None:
+            self.dispersion = Dispersion(dispersion, self.engine.device, self.engine.dtype)
+            warn_of_dispersion(model, self.dispersion.method)
         self._batch: Batch | None = None
         self.plausibility = Plausibility.of(self.engine)
 
@@ -78,13 +99,15 @@ class Session:
         }
         return [name for name, is_same in same.items() if not is_same]
 
-    def evaluate(self, system: System) -> Prediction:
+    def evaluate(self, system: System, *, of_atoms: bool = True) -> Prediction:
         """Compute energy, forces and virial of one system.
 
         Parameters
         ----------
         system : System
             Positions in float64 are kept, not copied, until the next call.
+        of_atoms : bool
+            If False, energies of atoms are not needed, and are NaN if there is dispersion.
 
         Returns
         -------
@@ -110,16 +133,18 @@ class Session:
             batch = system.check()
             self.plausibility.check(batch)
         self._batch = batch
-        return self._evaluate(batch)
+        return self._evaluate(batch, of_atoms)
 
-    def evaluate_many(self, systems: list[System]) -> Prediction:
+    def evaluate_many(self, systems: list[System], *, of_atoms: bool = True) -> Prediction:
         """Compute several systems in one batch, with the errors and warnings of `evaluate`."""
-        return self._evaluate(self.batch_of(systems))
+        return self._evaluate(self.batch_of(systems), of_atoms)
 
-    def _evaluate(self, batch: Batch) -> Prediction:
+    def _evaluate(self, batch: Batch, of_atoms: bool) -> Prediction:
         prediction = self.engine.evaluate(batch)
         self.plausibility.judge(batch, prediction)
-        return prediction
+        if self.dispersion is None:
+            return prediction
+        return self.dispersion.added(batch, prediction, of_atoms=of_atoms)
 
     def batch_of(self, systems: list[System]) -> Batch:
         """Return a batch of systems, with the errors and warnings of `evaluate`.

@@ -52,6 +52,10 @@ class TensorNetCalculator(Calculator):
         Additional radius of the neighbor list in Å. Larger skins give longer lists, which are
         rebuilt less often. By default, it suits the device and the number of atoms. Results do not
         depend on it.
+    dispersion : str, optional
+        Correction to add to all results for a model that was trained without dispersion: "d3bj:"
+        and the functional of its training data, such as "d3bj:pbe". It needs the extra
+        ``dispersion``; see `mlff_triton.dispersion.correction.Dispersion`.
 
     Notes
     -----
@@ -61,7 +65,8 @@ class TensorNetCalculator(Calculator):
     ``uncertainty``, the expected error of the force on each atom in eV/Å, in ``results`` and by
     ``get_property``. Any thread may ask for properties, and gets those of its own atoms.
     Calculators can be copied and pickled. ``parameters`` holds the model, a hash of its weights,
-    the dtype and the device.
+    the dtype, the device and the dispersion, if any, with which ``energies`` are computed only
+    if asked for.
 
     Raises
     ------
@@ -93,9 +98,10 @@ class TensorNetCalculator(Calculator):
         dtype: str | torch.dtype = "float32",
         backend: str = "auto",
         skin: float | str = "auto",
+        dispersion: str | None = None,
     ) -> None:
         super().__init__()
-        self.session = Session(model, device, dtype, backend, skin)
+        self.session = Session(model, device, dtype, backend, skin, dispersion)
         engine = self.session.engine
         if engine.has_charges:
             self.implemented_properties = [*self.implemented_properties, "charges", "dipole"]
@@ -108,6 +114,8 @@ class TensorNetCalculator(Calculator):
             dtype=dtype_name(engine.dtype),
             device=str(engine.device),
         )
+        if self.session.dispersion is not None:
+            self.parameters.update(dispersion=self.session.dispersion.method)
         self._last: Atoms | None = None
         self._unused_info = UnusedInfo()
 
@@ -146,7 +154,7 @@ class TensorNetCalculator(Calculator):
     def calculate(
         self,
         atoms: Atoms | None = None,
-        properties: Sequence[str] = ("energy",),  # noqa: ARG002 (ASE's)
+        properties: Sequence[str] = ("energy",),
         system_changes: Sequence[str] = tuple(all_changes),  # noqa: ARG002 (ASE's)
     ) -> None:
         """Fill ``self.results``; ASE calls this when something has changed."""
@@ -160,7 +168,9 @@ class TensorNetCalculator(Calculator):
             own = self.atoms = self._last = _copied(current, self._last)
             own.info["charge"] = charge
             # The session keeps the positions of this copy, and compares the next ones with them.
-            self.results = _results([own], self.session.evaluate(_system_of(own)))[0]
+            of_atoms = self.session.dispersion is None or "energies" in properties
+            prediction = self.session.evaluate(_system_of(own), of_atoms=of_atoms)
+            self.results = _results([own], prediction, of_atoms)[0]
 
     def calculate_many(
         self, images: Sequence[Atoms], max_batch_atoms: int = 8192
@@ -177,20 +187,28 @@ class TensorNetCalculator(Calculator):
         Returns
         -------
         list of dict
-            A results dictionary as in ASE for each system, in order. The calculator's cached
-            results do not change.
+            A results dictionary as in ASE for each system, in order; with dispersion, without
+            ``energies``. The calculator's cached results do not change.
         """
         results: list[dict[str, Any]] = []
+        of_atoms = self.session.dispersion is None
         for chunk in _chunks(list(images), max_batch_atoms):
-            prediction = self.session.evaluate_many(self._systems(chunk))
-            results += _results(chunk, prediction)
+            prediction = self.session.evaluate_many(self._systems(chunk), of_atoms=of_atoms)
+            results += _results(chunk, prediction, of_atoms)
         return results
 
     def maker(self, device: str) -> Callable[[], TensorNetCalculator]:
         """Return a function that makes this calculator on another device, and can be pickled."""
         model, _, dtype, backend, _, skin = self.session.engine.recipe
+        correction = self.session.dispersion
         return partial(
-            TensorNetCalculator, model, device=device, dtype=dtype, backend=backend, skin=skin
+            TensorNetCalculator,
+            model,
+            device=device,
+            dtype=dtype,
+            backend=backend,
+            skin=skin,
+            dispersion=None if correction is None else correction.method,
         )
 
     def check_many(self, systems: Sequence[Atoms]) -> None:
@@ -208,8 +226,11 @@ class TensorNetCalculator(Calculator):
         Returns
         -------
         Dynamics or None
-            None if the backend is "torch" or "exact", or the model is an ensemble.
+            None if the backend is "torch" or "exact", the model is an ensemble, or there is
+            dispersion, which the engine's own steps do not compute.
         """
+        if self.session.dispersion is not None:
+            return None
         masses = moving_masses(systems)
         batch = self.session.batch_of(self._systems(systems))
         return self.session.engine.dynamics(batch, masses, contact_limits(batch.numbers))
@@ -242,8 +263,11 @@ def _system_of(atoms: Atoms) -> System:
     return System(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc, charge)
 
 
-def _results(images: list[Atoms], prediction: Prediction) -> list[dict[str, Any]]:
-    """Split a prediction into results dictionaries as in ASE, with separate float64 arrays."""
+def _results(images: list[Atoms], prediction: Prediction, of_atoms: bool) -> list[dict[str, Any]]:
+    """Split a prediction into results dictionaries as in ASE, with separate float64 arrays.
+
+    Energies of atoms are among them if they are known.
+    """
     energy = prediction.energy.numpy()
     virial = prediction.virial.double().numpy()
     forces = prediction.forces.double().numpy()
@@ -260,8 +284,9 @@ def _results(images: list[Atoms], prediction: Prediction) -> list[dict[str, Any]
             "energy": float(energy[k]),
             "free_energy": float(energy[k]),
             "forces": forces if alone else forces[start:stop].copy(),
-            "energies": energies if alone else energies[start:stop].copy(),
         }
+        if of_atoms:
+            entry["energies"] = energies if alone else energies[start:stop].copy()
         if uncertainty is not None:
             entry[UNCERTAINTY] = uncertainty[start:stop].copy()
         if charges is not None:

@@ -16,11 +16,11 @@ from torch import Tensor
 from mlff_triton._common.remedies import install
 from mlff_triton._common.torch_settings import with_own_settings
 from mlff_triton.calculators._plausibility import Plausibility
+from mlff_triton.calculators._session import Session
 from mlff_triton.calculators._total_charge import UnusedInfoWarning, unused_info
 from mlff_triton.engine.batch import Batch
-from mlff_triton.engine.engine import Engine
 from mlff_triton.errors import InputError
-from mlff_triton.model.prediction import Ensemble
+from mlff_triton.model.prediction import Ensemble, Prediction
 from mlff_triton.model.tensornet import TensorNet
 
 SUPPORTED = "0.3", "0.7"
@@ -84,6 +84,8 @@ class TorchSimModel(ModelInterface):
         rebuilt less often. By default, it suits the device and the number of atoms.
     compute_forces, compute_stress : bool
         Results to return; both may be set later. They take no additional time.
+    dispersion : str, optional
+        Correction to add, as for `TensorNetCalculator`. Each call then waits for the GPU.
 
     Notes
     -----
@@ -121,9 +123,11 @@ class TorchSimModel(ModelInterface):
         skin: float | str = "auto",
         compute_forces: bool = True,
         compute_stress: bool = True,
+        dispersion: str | None = None,
     ) -> None:
         super().__init__()
-        self.engine = Engine(model, device, dtype, backend, skin=skin)
+        session = Session(model, device, dtype, backend, skin, dispersion)
+        self.engine, self._dispersion = session.engine, session.dispersion
         self._device = self.engine.device
         self._dtype = self.engine.dtype if state_dtype is None else state_dtype
         if not self._dtype.is_floating_point:
@@ -131,7 +135,7 @@ class TorchSimModel(ModelInterface):
         self._compute_forces = compute_forces
         self._compute_stress = compute_stress
         self._memory_scales_with = "n_atoms"
-        self._plausibility: Plausibility | None = Plausibility.of(self.engine)
+        self._plausibility: Plausibility | None = session.plausibility
 
     def _set_compute_forces(self, value: bool) -> None:
         self._compute_forces = value
@@ -181,8 +185,9 @@ class TorchSimModel(ModelInterface):
             _charge(state),
         )
         checks = self._plausibility
-        if checks is not None:
+        if checks is not None or self._dispersion is not None:
             batch = Batch.of(*given)
+        if checks is not None:
             for system in batch.systems():
                 checks.check_new(system)
             _warn_of_spin(getattr(state, "spin", None))
@@ -190,6 +195,12 @@ class TorchSimModel(ModelInterface):
         if checks is not None:
             checks.judge(batch, prediction)
             self._plausibility = None
+        if self._dispersion is not None:
+            prediction = self._dispersion.added(batch, prediction, of_atoms=False)
+        return self._results(prediction, state)
+
+    def _results(self, prediction: Prediction, state: SimState) -> dict[str, Tensor]:
+        """Return the results that are asked for or known, in the dtype of the state."""
         results = {"energy": prediction.energy}
         if self.compute_forces:
             results["forces"] = prediction.forces

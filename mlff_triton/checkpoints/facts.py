@@ -34,6 +34,9 @@ class ModelFacts:
         License of its weights.
     accuracy : str
         Published errors, or a sentence that none were found.
+    dispersion : str
+        Dispersion in the reference, such as "VV10", or the correction that fits a reference
+        without it, such as "d3bj:pbe".
     source : str
         File of the repository, or address, that states accuracy and reference.
     caveat : str
@@ -47,6 +50,7 @@ class ModelFacts:
     reference: str
     license: str
     accuracy: str
+    dispersion: str
     source: str
     caveat: str
 
@@ -58,11 +62,23 @@ class ModelFacts:
             ("total charge", self.charge),
             ("cell", self.periodic),
             ("trained on", self.reference),
+            ("dispersion", self._dispersion),
             ("license", self.license),
             ("accuracy", self.accuracy),
             ("source", self.source),
             ("caveat", self.caveat),
         ]
+
+    @property
+    def lacks_dispersion(self) -> bool:
+        """True if the reference has no dispersion, so that a correction fits."""
+        return ":" in self.dispersion
+
+    @property
+    def _dispersion(self) -> str:
+        if self.lacks_dispersion:
+            return f"none in the reference: --dispersion {self.dispersion} adds it"
+        return f"as in the reference, {self.dispersion}: add no correction"
 
 
 def _listed(elements: tuple[str, ...]) -> str:
@@ -100,6 +116,7 @@ FACTS = {
         license="MIT",
         accuracy="mean absolute errors in trajectories it was not trained on: 0.022 kcal/mol per "
         "atom, 0.49 kcal/mol/Å; in molecules it was not trained on: 0.101 and 1.07",
+        dispersion="D4",
         source="mlff_triton/weights/tensornet-gfn2.md",
         caveat="a model to start with, not one to publish with: functional groups that it never "
         "saw come out wrong, and liquid water at 1 bar is much too dense",
@@ -112,6 +129,7 @@ FACTS = {
         reference=f"in its card; that of AceFF-1.0 says {_WB97M} with at most 20 atoms",
         license="in its card, and printed when it is fetched",
         accuracy="no published errors found",
+        dispersion="VV10",
         source="https://huggingface.co/Acellera/AceFF-1.1",
         caveat="atoms beyond its cutoff do not interact, unlike in AceFF-2.0",
     ),
@@ -124,6 +142,7 @@ FACTS = {
         license="Apache 2.0",
         accuracy="errors on the strained conformers of Wiggle150 are in its card, and were not "
         "measured again here",
+        dispersion="VV10",
         source="https://huggingface.co/Acellera/AceFF-2.0, https://arxiv.org/abs/2601.00581",
         caveat="proteins and water are not in its training set: describe them classically, in a "
         "mixed system",
@@ -136,6 +155,7 @@ FACTS = {
         reference=f"PBE, {_MATPES_DATA}",
         license="none stated: ask its authors",
         accuracy=_MATPES_ERRORS.format("42 meV", "146 meV/Å", "0.627 GPa"),
+        dispersion="d3bj:pbe",
         source=_MATPES_CARD.format("0e17dee620e9968cb9eb0d060be785fec6b7eff8", "PBE"),
         caveat="not for molecules or surfaces without a test of your own; PBE has no dispersion",
     ),
@@ -147,6 +167,7 @@ FACTS = {
         reference=f"r2SCAN, {_MATPES_DATA}",
         license="in its card, and printed when it is fetched",
         accuracy=_MATPES_ERRORS.format("34 meV", "163 meV/Å", "0.754 GPa"),
+        dispersion="d3bj:r2scan",
         source=_MATPES_CARD.format("21cbe4ed722dcb08bd71cdca5761ac81af0862c8", "r2SCAN"),
         caveat="not for molecules or surfaces without a test of your own",
     ),

@@ -117,11 +117,13 @@ def further_stages(
 def check_consistent(snapshot: Snapshot, restart: Path, given: dict[str, Any]) -> None:
     """Raise `InputError` if an option other than the device contradicts the restart file."""
     from mlff_triton.checkpoints import lasting_name
+    from mlff_triton.dispersion.damping import damping_of
     from mlff_triton.dynamics.stages import one_per_stage
 
     spans, stages = snapshot.settings.spans, snapshot.settings.stages
     recorded = {
         **snapshot.settings.to_dict(),
+        "dispersion": None,
         **snapshot.recipe,
         "ensemble": [stage.ensemble for stage in stages],
         "steps": [stage.steps for stage in stages],
@@ -141,6 +143,8 @@ def check_consistent(snapshot: Snapshot, restart: Path, given: dict[str, Any]) -
             wanted[name] = one_per_stage(f"values of --{name}", wanted[name], len(stages))
     if "model" in wanted:
         wanted["model"] = lasting_name(wanted["model"])
+    if "dispersion" in wanted:
+        wanted["dispersion"] = damping_of(wanted["dispersion"]).method
     if "out" in wanted:
         wanted["out"] = wanted["out"].resolve()
     for name, value in wanted.items():

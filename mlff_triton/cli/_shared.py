@@ -32,6 +32,12 @@ NoPbcOption = Annotated[
     bool, typer.Option("--no-pbc", help="Drop the cell, and compute in vacuum.")
 ]
 DeviceOption = Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:1.")]
+DispersionOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Dispersion to add for a model trained without it: d3bj:pbe, d3bj:r2scan and so on."
+    ),
+]
 FixOption = Annotated[
     str | None,
     typer.Option(
@@ -103,6 +109,12 @@ def read_one(
             f"{chosen.total - 1}: {name}@1 names another"
         )
     return atoms
+
+
+def say_dispersion(calculator: TensorNetCalculator) -> None:
+    """Say what dispersion a calculator adds, and by which library, if it adds any."""
+    if calculator.session.dispersion is not None:
+        plain_console().print(str(calculator.session.dispersion))
 
 
 def screen(systems: Sequence[Atoms], names: Sequence[str], calculator: TensorNetCalculator) -> None:

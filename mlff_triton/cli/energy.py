@@ -15,6 +15,7 @@ from mlff_triton.cli._exits import complain
 from mlff_triton.cli._shared import (
     ChargeOption,
     DeviceOption,
+    DispersionOption,
     DtypeOption,
     ModelOption,
     NoPbcOption,
@@ -23,6 +24,7 @@ from mlff_triton.cli._shared import (
     check_xyz,
     in_gpa,
     outside,
+    say_dispersion,
     set_charge,
     write_xyz,
 )
@@ -48,6 +50,7 @@ def energy(
     no_pbc: NoPbcOption = False,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "float32",
+    dispersion: DispersionOption = None,
     out: Annotated[
         Path | None, typer.Option(help="File for energies, forces and stresses: extended XYZ.")
     ] = None,
@@ -61,6 +64,7 @@ def energy(
     from mlff_triton.calculators import TensorNetCalculator
     from mlff_triton.calculators._screening import UNKNOWN, Screening, labeled
     from mlff_triton.checkpoints import load_model
+    from mlff_triton.checkpoints.dispersion import warn_of_dispersion
     from mlff_triton.statics import compute_all, read_frames
 
     if out is not None:
@@ -73,7 +77,12 @@ def energy(
     set_charge(images, charge)
     loaded = load_model(model)
     backend = best_backend(loaded, device, dtype, len(images))
-    calculator = TensorNetCalculator(loaded, device=device, dtype=dtype, backend=backend)
+    calculator = TensorNetCalculator(
+        loaded, device=device, dtype=dtype, backend=backend, dispersion=dispersion
+    )
+    if dispersion is not None:
+        warn_of_dispersion(model, dispersion)
+    say_dispersion(calculator)
     names = [f"{name}, frame {k}" for name, k in labels]
     results, remarks, screening = [], [], Screening(calculator.session, judges=True)
     for atoms, name in zip(images, names, strict=True):

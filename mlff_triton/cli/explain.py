@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mlff_triton.cli._shared import DeviceOption, DtypeOption, plain_console
+from mlff_triton.cli._shared import DeviceOption, DispersionOption, DtypeOption, plain_console
 
 
 def explain(
@@ -20,13 +20,22 @@ def explain(
         int | None,
         typer.Option(min=1, help="Number of evaluations to expect; many by default."),
     ] = None,
+    dispersion: DispersionOption = None,
 ) -> None:
     """Explain which backend would run a model on this machine, and why."""
     from mlff_triton._common.devices import find_device, find_dtype
     from mlff_triton.checkpoints import load_model
+    from mlff_triton.checkpoints.dispersion import warn_of_dispersion
+    from mlff_triton.dispersion.correction import IN_SIMULATIONS, Dispersion
     from mlff_triton.engine import dispatch
 
     found = find_device(device)
+    correction = None
+    if dispersion is not None:
+        correction = Dispersion(dispersion, found, find_dtype(dtype))
+        warn_of_dispersion(model, correction.method)
     n_atoms = dispatch.TYPICAL_ATOMS if atoms is None else atoms
     reasons = dispatch.explain(load_model(model), found, find_dtype(dtype), n_atoms, calls)
     plain_console().print(f"{model} in {dtype} on {found}:\n{reasons}")
+    if correction is not None:
+        plain_console().print(f"{correction}\nin simulations, {IN_SIMULATIONS}")

@@ -20,6 +20,7 @@ from mlff_triton.cli._md_checks import (
 )
 from mlff_triton.cli._shared import (
     ChargeOption,
+    DispersionOption,
     DtypeOption,
     FixOption,
     ModelOption,
@@ -28,6 +29,7 @@ from mlff_triton.cli._shared import (
     given_options,
     plain_console,
     read_one,
+    say_dispersion,
     screen,
 )
 from mlff_triton.errors import BackendError, InputError
@@ -80,6 +82,7 @@ def md(
     no_pbc: NoPbcOption = False,
     device: options.Devices = "auto",
     dtype: DtypeOption = "float32",
+    dispersion: DispersionOption = None,
     threads: options.Threads = None,
     out: options.Out = Path("md"),
     overwrite: options.Overwrite = False,
@@ -91,6 +94,7 @@ def md(
     Several structures, or replicas of one, run in one batch. Ctrl-C leaves a restart file.
     """
     from mlff_triton.checkpoints import lasting_name
+    from mlff_triton.dispersion.damping import damping_of
     from mlff_triton.dynamics import Settings
 
     if restart is not None:
@@ -132,6 +136,8 @@ def md(
                 "velocities are drawn anew: --keep-velocities takes those of the structure"
             )
         recipe = {"model": lasting_name(model), "device": device, "dtype": dtype}
+        if dispersion is not None:
+            recipe["dispersion"] = damping_of(dispersion).method
         names = [name for name in structures for _ in range(replicas)]
         if len(structures) > 1:
             recipe["inputs"] = "\n".join(names)
@@ -141,9 +147,16 @@ def md(
 
 def _make_calculator(recipe: dict[str, str]) -> TensorNetCalculator:
     from mlff_triton.calculators import TensorNetCalculator
+    from mlff_triton.dispersion.correction import IN_SIMULATIONS
 
     first = recipe["device"].partition(",")[0]
-    return TensorNetCalculator(recipe["model"], device=first, dtype=recipe["dtype"])
+    calculator = TensorNetCalculator(
+        recipe["model"], device=first, dtype=recipe["dtype"], dispersion=recipe.get("dispersion")
+    )
+    say_dispersion(calculator)
+    if calculator.session.dispersion is not None:
+        plain_console().print(IN_SIMULATIONS)
+    return calculator
 
 
 def _read(

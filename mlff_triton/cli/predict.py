@@ -10,6 +10,7 @@ import typer
 from mlff_triton.cli._jobs import ManyDevicesOption, ReadersOption, SchedulerOption, run_job
 from mlff_triton.cli._shared import (
     ChargeOption,
+    DispersionOption,
     DtypeOption,
     ModelOption,
     NoPbcOption,
@@ -33,6 +34,7 @@ def predict(
     charge: ChargeOption = None,
     no_pbc: NoPbcOption = False,
     dtype: DtypeOption = "float32",
+    dispersion: DispersionOption = None,
     device: ManyDevicesOption = "auto",
     workers: ReadersOption = None,
     scheduler: SchedulerOption = None,
@@ -60,6 +62,7 @@ def predict(
             charge=charge,
             periodic=not no_pbc,
             dtype=dtype,
+            dispersion=dispersion,
             device=device,
             workers=workers,
             scheduler=scheduler,

@@ -15,6 +15,7 @@ from mlff_triton.cli._exits import EXIT_INCOMPLETE, EXIT_INTERRUPTED, complain
 from mlff_triton.cli._shared import (
     ChargeOption,
     DeviceOption,
+    DispersionOption,
     DtypeOption,
     FixOption,
     ModelOption,
@@ -22,6 +23,7 @@ from mlff_triton.cli._shared import (
     fix_atoms,
     in_gpa,
     read_one,
+    say_dispersion,
     screen,
 )
 
@@ -47,6 +49,7 @@ def relax(
     no_pbc: NoPbcOption = False,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "float32",
+    dispersion: DispersionOption = None,
     out: Annotated[Path, typer.Option(help="Directory for the results.")] = Path("relax"),
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the results of an earlier relaxation.")
@@ -67,7 +70,8 @@ def relax(
     atoms.info.pop("step", None)  # of an earlier relaxation
     fix_atoms(atoms, structure, fix)
     check_directory(out, overwrite)
-    calculator = TensorNetCalculator(model, device=device, dtype=dtype)
+    calculator = TensorNetCalculator(model, device=device, dtype=dtype, dispersion=dispersion)
+    say_dispersion(calculator)
     screen([atoms], [structure], calculator)
     moves = statics.relax(atoms, calculator, fmax=fmax, steps=steps, optimizer=optimizer, cell=cell)
     history: list[RelaxationStep] = []

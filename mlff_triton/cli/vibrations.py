@@ -15,6 +15,7 @@ from mlff_triton.cli._exits import EXIT_INCOMPLETE, complain
 from mlff_triton.cli._shared import (
     ChargeOption,
     DeviceOption,
+    DispersionOption,
     DtypeOption,
     FixOption,
     ModelOption,
@@ -24,6 +25,7 @@ from mlff_triton.cli._shared import (
     given_options,
     plain_console,
     read_one,
+    say_dispersion,
     screen,
     write_xyz,
 )
@@ -58,6 +60,7 @@ def vibrations(
     no_pbc: NoPbcOption = False,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "float64",
+    dispersion: DispersionOption = None,
     out: Annotated[
         Path | None, typer.Option(help="File for the modes: extended XYZ, one frame per mode.")
     ] = None,
@@ -87,7 +90,8 @@ def vibrations(
     fix_atoms(atoms, structure, fix)
     if temperature is not None:
         check_ideal_gas(atoms, temperature, pressure, symmetry_number, spin)
-    calculator = TensorNetCalculator(model, device=device, dtype=dtype)
+    calculator = TensorNetCalculator(model, device=device, dtype=dtype, dispersion=dispersion)
+    say_dispersion(calculator)
     screen([atoms], [structure], calculator)
     found = _find(atoms, calculator, displacement)
     if minimum is not None:

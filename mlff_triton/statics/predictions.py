@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -23,9 +24,11 @@ from mlff_triton.calculators import TensorNetCalculator
 from mlff_triton.calculators._screening import NO_REMARKS, UNKNOWN, Remarks, Screening
 from mlff_triton.calculators._total_charge import CHARGE, noted_charge
 from mlff_triton.checkpoints import lasting_name, load_model
+from mlff_triton.checkpoints.dispersion import warn_of_dispersion
+from mlff_triton.dispersion.damping import damping_of
 from mlff_triton.dynamics.structures import checked
 from mlff_triton.dynamics.trajectories.comment import to_json
-from mlff_triton.errors import MlffTritonError
+from mlff_triton.errors import DispersionWarning, MlffTritonError
 from mlff_triton.jobs.job import WARNINGS, Job, Progress, Workers, run
 from mlff_triton.jobs.tables import OF_ITEMS, concatenated, pack, writer_of
 from mlff_triton.jobs.workers import Done, workers_for
@@ -46,6 +49,7 @@ def predict_files(
     charge: int | None = None,
     periodic: bool = True,
     dtype: str | torch.dtype = "float32",
+    dispersion: str | None = None,
     device: str = "auto",
     workers: int | None = None,
     scheduler: str | None = None,
@@ -76,6 +80,8 @@ def predict_files(
         If False, drop the cells.
     dtype : {"float32", "float64"} or torch.dtype
         Precision of the network.
+    dispersion : str, optional
+        Correction to add, as for `mlff_triton.calculators.TensorNetCalculator`.
     device : str
         "auto" (all GPUs of this machine, if there are any), "cpu", "cuda:1", "cuda:0,cuda:1"...
     workers : int, optional
@@ -120,10 +126,14 @@ def predict_files(
     is_xyz = path.suffix.lower() in XYZ
     finish = None if is_xyz else writer_of(path, COUNTS, XYZ)
     precision = dtype_name(find_dtype(dtype))
+    method = None if dispersion is None else damping_of(dispersion).method
     loaded = load_model(model)
     has_record = loaded.known_domain is not None or loaded.uncertainty_limit is not None
     has = loaded.has_charges, loaded.has_uncertainty
-    work = SinglePoints(lasting_name(model), precision, charge, periodic, is_xyz, has_record, *has)
+    if method is not None:
+        warn_of_dispersion(model, method)
+    options = lasting_name(model), precision, method, charge, periodic, is_xyz
+    work = SinglePoints(*options, has_record, *has)
     weights = [member.weights_hash for member in members_of(loaded)]
     settings = {
         "job": "predict",
@@ -133,6 +143,8 @@ def predict_files(
         "charge": charge,
         "periodic": periodic,
     }
+    if method is not None:
+        settings["dispersion"] = method
     job = Job(lambda: tasks_of(files), work, path, settings, finish=finish)
     if workers is None and scheduler is None:
         workers = workers_for(device, total_size(files))
@@ -182,6 +194,7 @@ class SinglePoints:
 
     model: str
     dtype: str
+    dispersion: str | None
     charge: int | None
     periodic: bool
     is_xyz: bool
@@ -191,7 +204,10 @@ class SinglePoints:
 
     def start(self, device: str) -> Callable[[list[Piece]], Done]:
         """Load the model, and return the function that computes pieces of the input."""
-        calculator = TensorNetCalculator(self.model, device=device, dtype=self.dtype)
+        with warnings.catch_warnings(action="ignore", category=DispersionWarning):
+            calculator = TensorNetCalculator(
+                self.model, device=device, dtype=self.dtype, dispersion=self.dispersion
+            )
         screening = Screening(calculator.session, judges=True)
 
         def compute(pieces: list[Piece]) -> Done:

@@ -1,0 +1,1 @@
+"""Corrections for dispersion, which models of many density functionals lack."""

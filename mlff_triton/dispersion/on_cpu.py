@@ -1,0 +1,54 @@
+"""Dispersion on the CPU in float64, by s-dftd3, the reference implementation of D3."""
+
+from __future__ import annotations
+
+import numpy as np
+from dftd3.interface import DispersionModel, RationalDampingParam
+
+from mlff_triton.dispersion.contribution import CUTOFF, WIDTH, Contribution
+from mlff_triton.dispersion.damping import Damping
+from mlff_triton.engine.batch import Batch
+from mlff_triton.units import BOHR
+
+
+def compute(batch: Batch, damping: Damping, *, of_atoms: bool) -> Contribution:
+    """Compute the dispersion of each system of a batch.
+
+    Parameters
+    ----------
+    batch : Batch
+        The systems.
+    damping : Damping
+        Parameters of the functional.
+    of_atoms : bool
+        If True, add the energy of each atom. This takes twice as long, and the memory of a matrix
+        of all pairs of atoms.
+    """
+    parameters = RationalDampingParam(
+        s6=damping.s6, s8=damping.s8, s9=0.0, a1=damping.a1, a2=damping.a2
+    )
+    energies, gradients, virials, atom_energies = [], [], [], []
+    for system in batch.systems():
+        model = _model(system)
+        found = model.get_dispersion(parameters, grad=True)
+        energies.append(float(found["energy"]))
+        gradients.append(found["gradient"])
+        virials.append(found["virial"])
+        if of_atoms:
+            pairs = model.get_pairwise_dispersion(parameters)["additive pairwise energy"]
+            atom_energies.append(pairs.sum(axis=1))
+    return Contribution.of_atomic_units(
+        np.array(energies),
+        np.concatenate(gradients),
+        np.stack(virials),
+        np.concatenate(atom_energies) if of_atoms else None,
+    )
+
+
+def _model(system: Batch) -> DispersionModel:
+    """Return the D3 model of one system."""
+    box, positions = system.boxes[0], system.positions / BOHR
+    periodic = (box.cell / BOHR, box.pbc) if box.pbc.any() else ()
+    model = DispersionModel(system.numbers, positions, *periodic)
+    model.set_realspace_cutoff(disp2=CUTOFF, disp3=CUTOFF, cn=CUTOFF, width2=WIDTH)
+    return model
