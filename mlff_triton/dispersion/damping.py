@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -63,7 +64,7 @@ def damping_of(method: str) -> Damping:
     Parameters
     ----------
     method : str
-        "d3bj:" and the name of a functional; case and hyphens do not matter.
+        "d3bj:" and the name of a functional; case, hyphens and slashes do not matter.
 
     Returns
     -------
@@ -125,5 +126,5 @@ def dampings() -> dict[str, Damping]:
 
 
 def _plain(name: str) -> str:
-    """Return the name of a functional without case, spaces and hyphens."""
-    return name.strip().lower().replace("-", "")
+    """Return the name of a functional without case and marks, which spellings differ in."""
+    return re.sub(r"[-_/\s]", "", name.lower())

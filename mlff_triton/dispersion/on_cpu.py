@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 from dftd3.interface import DispersionModel, RationalDampingParam
 
+from mlff_triton._common.text import first_line
 from mlff_triton.dispersion.contribution import CUTOFF, WIDTH, Contribution
 from mlff_triton.dispersion.damping import Damping
 from mlff_triton.engine.batch import Batch
+from mlff_triton.errors import InputError
 from mlff_triton.units import BOHR
 
 
@@ -23,14 +25,22 @@ def compute(batch: Batch, damping: Damping, *, of_atoms: bool) -> Contribution:
     of_atoms : bool
         If True, add the energy of each atom. This takes twice as long, and the memory of a matrix
         of all pairs of atoms.
+
+    Raises
+    ------
+    InputError
+        If s-dftd3 refuses a system.
     """
     parameters = RationalDampingParam(
         s6=damping.s6, s8=damping.s8, s9=0.0, a1=damping.a1, a2=damping.a2
     )
     energies, gradients, virials, atom_energies = [], [], [], []
     for system in batch.systems():
-        model = _model(system)
-        found = model.get_dispersion(parameters, grad=True)
+        try:
+            model = _model(system)
+            found = model.get_dispersion(parameters, grad=True)
+        except RuntimeError as error:
+            raise InputError(f"dispersion by dftd3 failed: {first_line(error)}") from error
         energies.append(float(found["energy"]))
         gradients.append(found["gradient"])
         virials.append(found["virial"])

@@ -63,6 +63,7 @@ WORDS = (
     *("auto", "cpu", "cuda", "cuda:99", "mps", "float32", "float64", "float16", "nve", "nvt"),
     *("cpu,cpu", "cpu,", "cuda:0,cuda:0", "auto,cpu"),
     *("npt", "local", "all", "zip", "BLOSUM62", "Hartree", "langevin", "rescaling", "dcd", "xtc"),
+    *("d3bj:pbe", "d3bj:", "d4:pbe"),
     *("true", "N", "X", "", " ", "-", "--", "--help", "\x1b[31m", "é", "\udc80", "a,b", "nan"),
 )
 NUMBERS = ("0", "1", "-1", "2", "3", "0.5", "1e-300", "1e300", "inf", "300:400", "1:2:3", "9" * 30)
@@ -86,6 +87,7 @@ SIMULATION: dict[str, tuple[str, ...]] = {  # options of simulations, and values
     "--device": ("cpu", "cpu,cpu"),
     "--exchange-every": ("0", "1", "2"),
     "--trajectory": ("xyz", "dcd", "xtc"),
+    "--dispersion": ("d3bj:pbe", "D3BJ:R2SCAN", "d3bj:none"),
     "--stop-at-uncertainty": ("0.3", "1e-9", "0", "nan"),
     "--minimize": (),
     "--keep-velocities": (),

@@ -1,0 +1,186 @@
+"""Both libraries agree with s-dftd3 by itself: energies, forces and virials."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import bulk, molecule
+
+import mlff_triton
+from mlff_triton.dispersion.damping import damping_of
+from mlff_triton.dispersion.pairs import find_pairs
+from mlff_triton.testing import assert_close, assert_within, random_crystal, water_box
+from mlff_triton.units import BOHR
+from tests.support.dispersion import CRYSTALS, batch_of, expected_of, shaken, structures
+
+pytest.importorskip("dftd3", reason="s-dftd3 is an optional extra")
+
+FUNCTIONALS = ("pbe", "r2scan")
+CPU = torch.device("cpu")
+
+
+def on_cpu(batch, functional, of_atoms=True):
+    from mlff_triton.dispersion import on_cpu
+
+    return on_cpu.compute(batch, damping_of(f"d3bj:{functional}"), of_atoms=of_atoms)
+
+
+def on_gpu(batch, functional, of_atoms=True, device=CPU):
+    """Compute by the kernels for GPUs, which Warp compiles for the CPU as well."""
+    reason = "nvalchemi-toolkit-ops and tad-dftd3 are optional extras"
+    pytest.importorskip("nvalchemiops", reason=reason)
+    pytest.importorskip("tad_dftd3", reason=reason)
+    from mlff_triton.dispersion import on_gpu
+
+    damping = damping_of(f"d3bj:{functional}")
+    return on_gpu.compute(batch, damping, device, of_atoms=of_atoms)
+
+
+def on_a_gpu(batch, functional, of_atoms=True):
+    return on_gpu(batch, functional, of_atoms, torch.device("cuda"))
+
+
+LIBRARIES = [on_cpu, on_gpu, pytest.param(on_a_gpu, marks=pytest.mark.gpu)]
+
+
+def check(compute, found, atoms, functional, own=slice(None), system=0):
+    """Compare the results of one system in a batch with those of s-dftd3.
+
+    Results in float32 are added to those of a model in float32. So their errors are relative to its
+    energies and forces, of at least 1 eV per atom and 0.1 eV/Å, not to a dispersion that may be
+    much smaller, or vanish by symmetry.
+    """
+    expected = expected_of(atoms, functional)
+    dtype = "float64" if compute is on_cpu else "float32"
+    per_atom, of_force = (0.0, 0.0) if compute is on_cpu else (1.0, 0.1)
+    total = len(atoms) * per_atom
+    assert_close(found.energy[system], expected.energy, 0, dtype, floor=total)
+    assert_close(found.forces[own], expected.forces, 1, dtype, floor=of_force)
+    assert_close(found.virial[system], expected.virial, 1, dtype, floor=total)
+    if found.atom_energies is not None:
+        of_atoms = found.atom_energies[own]
+        assert_close(of_atoms, expected.atom_energies, 0, dtype, floor=per_atom)
+        assert_close(of_atoms.sum(), found.energy[system], 0)
+
+
+@pytest.mark.parametrize("compute", LIBRARIES)
+@pytest.mark.parametrize("functional", FUNCTIONALS)
+def test_molecules_and_crystals_agree_in_one_batch(compute, functional):
+    named = structures()
+    assert len(named) == 26
+    found, first = compute(batch_of(*named.values()), functional), 0
+    for k, atoms in enumerate(named.values()):
+        check(compute, found, atoms, functional, slice(first, first + len(atoms)), k)
+        first += len(atoms)
+
+
+@pytest.mark.parametrize("compute", LIBRARIES)
+def test_a_box_of_water_agrees(compute):
+    atoms = water_box(64)
+    check(compute, compute(batch_of(atoms), "pbe", of_atoms=False), atoms, "pbe")
+
+
+@pytest.mark.parametrize("compute", LIBRARIES)
+@pytest.mark.parametrize("name", ["NaCl", "TiN"])
+def test_virials_are_derivatives_by_strain(compute, name):
+    atoms = shaken(CRYSTALS[name])
+    virial = compute(batch_of(atoms), "pbe", of_atoms=False).virial[0]
+    step = 1e-4 if compute is on_cpu else 1e-2
+    strained = []
+    for i, j in np.ndindex(3, 3):
+        for sign in (1, -1):
+            strain = np.eye(3)
+            strain[i, j] += sign * step
+            copy = atoms.copy()
+            copy.set_cell(atoms.cell.array @ strain.T, scale_atoms=False)
+            copy.positions = atoms.positions @ strain.T
+            strained.append(copy)
+    energies = compute(batch_of(*strained), "pbe", of_atoms=False).energy.reshape(3, 3, 2)
+    differences = (energies[..., 0] - energies[..., 1]) / (2 * step)
+    assert_within(virial, differences, 1e-6 if compute is on_cpu else 5e-3)
+
+
+@pytest.mark.parametrize("compute", LIBRARIES)
+def test_forces_are_derivatives_by_position(compute):
+    atoms = shaken(molecule("CH3CH2OH"))
+    forces = compute(batch_of(atoms), "r2scan", of_atoms=False).forces
+    step = 1e-4 if compute is on_cpu else 1e-2
+    moved = []
+    for i, j in np.ndindex(*forces.shape):
+        for sign in (1, -1):
+            moved.append(atoms.copy())
+            moved[-1].positions[i, j] += sign * step
+    energies = compute(batch_of(*moved), "r2scan", of_atoms=False).energy
+    differences = -np.diff(energies.reshape(-1, 2)[:, ::-1])[:, 0] / (2 * step)
+    assert_within(forces.ravel(), differences, 1e-6 if compute is on_cpu else 5e-3)
+
+
+@pytest.mark.parametrize("compute", LIBRARIES)
+def test_systems_do_not_see_each_other_and_bits_stay(compute):
+    named = structures()
+    chosen = [named[name] for name in ("C6H6", "Si crystal", "graphene", "H2O")]
+    together = compute(batch_of(*chosen), "pbe")
+    for _ in range(2):
+        alone = [compute(batch_of(atoms), "pbe") for atoms in chosen]
+        for key in ("energy", "forces", "virial", "atom_energies"):
+            parts = np.concatenate([getattr(one, key) for one in alone])
+            assert np.array_equal(getattr(together, key), parts)
+
+
+@pytest.mark.parametrize("compute", LIBRARIES)
+def test_single_and_distant_atoms_have_none(compute):
+    distant = Atoms("ArKr", positions=[[0, 0, 0], [0, 0, 40.1 * BOHR]])
+    near = Atoms("ArKr", positions=[[0, 0, 0], [0, 0, 34.9 * BOHR]])
+    found = compute(batch_of(Atoms("C"), distant, near), "pbe")
+    assert found.energy[:2].tolist() == [0, 0]
+    assert not found.forces[:3].any()
+    whole = expected_of(near, "pbe", cutoff=100.0, width=0.0)
+    assert found.energy[2] == pytest.approx(whole.energy, rel=1e-6)
+    assert found.forces[3, 2] > 0 > found.forces[4, 2]
+
+
+def test_the_cutoff_costs_less_than_a_percent():
+    """The default cutoff of s-dftd3 is 60 Bohr, without fading."""
+    for atoms in CRYSTALS.values():
+        ours, whole = (expected_of(atoms, "pbe", *far) for far in ((40.0, 5.0), (60.0, 0.0)))
+        assert ours.energy == pytest.approx(whole.energy, rel=0.006)
+        assert_within(ours.virial, whole.virial, 0.01)
+
+
+@pytest.mark.parametrize(
+    "atoms",
+    [bulk("Si"), random_crystal(9, "triclinic"), water_box(27), shaken(structures()["graphene"])],
+)
+def test_pairs_are_those_of_vesin(atoms):
+    """Another search finds as many neighbors of each atom, also far outside of the cell."""
+    from vesin import ase_neighbor_list
+
+    pairs = find_pairs(batch_of(atoms), CPU)
+    (receivers,) = ase_neighbor_list("i", atoms, 40.0 * BOHR)
+    expected = np.bincount(receivers, minlength=len(atoms))
+    assert np.diff(pairs.ptr.numpy()).tolist() == expected.tolist()
+    assert len(pairs.others) == len(pairs.shifts) == pairs.ptr[-1]
+
+
+def test_the_first_call_prints_nothing(tmp_path):
+    """Warp says where it starts and what it compiles, which would get into the output of users."""
+    pytest.importorskip("nvalchemiops", reason="nvalchemi-toolkit-ops is an optional extra")
+    code = (
+        "import torch\nfrom mlff_triton.engine.batch import Batch\n"
+        "from mlff_triton.dispersion import on_gpu\n"
+        "from mlff_triton.dispersion.damping import damping_of\n"
+        "batch = Batch.of([1, 1], [[0, 0, 0], [0, 0, 0.74]])\n"
+        "on_gpu.compute(batch, damping_of('d3bj:pbe'), torch.device('cpu'), of_atoms=False)\n"
+    )
+    root = str(Path(mlff_triton.__file__).parents[1])
+    environment = os.environ | {"PYTHONPATH": root, "WARP_CACHE_PATH": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)  # noqa: S603
+    assert done.stdout == ""
