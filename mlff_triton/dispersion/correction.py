@@ -28,7 +28,7 @@ class Dispersion:
     It has no term of three bodies. Pairs count up to 40 Bohr (21.2 Å), and fade out over the last 5
     Bohr. For models in float32 on an NVIDIA GPU, nvalchemi-toolkit-ops computes it there. All else
     s-dftd3 computes on the CPU in float64: also structures with one of the twelve actinides that
-    have more references than the other library has room for.
+    have more reference structures than the other library takes.
 
     Parameters
     ----------

@@ -21,6 +21,7 @@ from tests.docs.pages import README, ROOT, Block, blocks_of, name_of, pages, tex
 
 LANGUAGES = {"python", "console", "text"}
 NEEDED = {
+    "ase.md": ("dftd3",),
     "openmm.md": ("openmm", "openmmml"),
     "protein-language-models.md": ("transformers",),
     "alignment.md": ("Bio", "parasail"),
