@@ -133,13 +133,16 @@ class Session:
             batch = system.check()
             self.plausibility.check(batch)
         self._batch = batch
-        return self._evaluate(batch, of_atoms)
+        return self._evaluate(batch, of_atoms=of_atoms)
 
-    def evaluate_many(self, systems: list[System], *, of_atoms: bool = True) -> Prediction:
-        """Compute several systems in one batch, with the errors and warnings of `evaluate`."""
-        return self._evaluate(self.batch_of(systems), of_atoms)
+    def evaluate_many(self, systems: list[System]) -> Prediction:
+        """Compute several systems in one batch, with the errors and warnings of `evaluate`.
 
-    def _evaluate(self, batch: Batch, of_atoms: bool) -> Prediction:
+        Energies of atoms are NaN if there is dispersion.
+        """
+        return self._evaluate(self.batch_of(systems), of_atoms=False)
+
+    def _evaluate(self, batch: Batch, *, of_atoms: bool) -> Prediction:
         prediction = self.engine.evaluate(batch)
         self.plausibility.judge(batch, prediction)
         if self.dispersion is None:

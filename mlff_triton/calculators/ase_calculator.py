@@ -193,7 +193,7 @@ class TensorNetCalculator(Calculator):
         results: list[dict[str, Any]] = []
         of_atoms = self.session.dispersion is None
         for chunk in _chunks(list(images), max_batch_atoms):
-            prediction = self.session.evaluate_many(self._systems(chunk), of_atoms=of_atoms)
+            prediction = self.session.evaluate_many(self._systems(chunk))
             results += _results(chunk, prediction, of_atoms)
         return results
 

@@ -143,8 +143,9 @@ def announce(n_atoms: int, calculator: TensorNetCalculator) -> bool:
     """
     if n_atoms < LARGE:
         return True
-    engine = calculator.session.engine
-    ms = engine.expected_ms(n_atoms)
+    session = calculator.session
+    engine = session.engine
+    ms = None if session.dispersion is not None else engine.expected_ms(n_atoms)
     time = "the first step may take a while" if ms is None else _per_step(ms / 1000)
     plain_console().print(f"read {n_atoms} atoms, to compute on {engine.device}: {time}")
     return ms is not None

@@ -15,6 +15,7 @@ from mlff_triton.cli._shared import (
     ModelOption,
     NoPbcOption,
     OverwriteOption,
+    plain_console,
 )
 
 
@@ -47,10 +48,13 @@ def predict(
 
     After Ctrl-C, or any other end, the same command continues.
     """
+    from mlff_triton.dispersion.damping import damping_of
     from mlff_triton.statics.inputs import find_files, total_size
     from mlff_triton.statics.predictions import predict_files
 
     files = find_files(structures)
+    if dispersion is not None:
+        plain_console().print(f"adds dispersion {damping_of(dispersion).method}")
     run_job(
         "structures",
         out,

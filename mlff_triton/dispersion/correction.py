@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton._common.remedies import install
+from mlff_triton._common.torch_settings import with_own_settings
 from mlff_triton.dispersion.contribution import Contribution
 from mlff_triton.dispersion.damping import damping_of
 from mlff_triton.engine.batch import Batch
@@ -70,6 +71,7 @@ class Dispersion:
         place = f"on {self._device}" if self.library == ON_GPU else "on the CPU in float64"
         return f"adds dispersion {self.method}, which {self.library} computes {place}"
 
+    @with_own_settings
     def added(self, batch: Batch, prediction: Prediction, *, of_atoms: bool = True) -> Prediction:
         """Return a prediction with dispersion.
 

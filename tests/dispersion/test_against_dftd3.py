@@ -17,6 +17,7 @@ import mlff_triton
 from mlff_triton.dispersion.damping import damping_of
 from mlff_triton.dispersion.pairs import find_pairs
 from mlff_triton.testing import assert_close, assert_within, random_crystal, water_box
+from mlff_triton.testing.settings import CALLER_SETTINGS
 from mlff_triton.units import BOHR
 from tests.support.dispersion import CRYSTALS, batch_of, expected_of, shaken, structures
 
@@ -132,6 +133,17 @@ def test_systems_do_not_see_each_other_and_bits_stay(compute):
         for key in ("energy", "forces", "virial", "atom_energies"):
             parts = np.concatenate([getattr(one, key) for one in alone])
             assert np.array_equal(getattr(together, key), parts)
+
+
+@pytest.mark.parametrize("setting", CALLER_SETTINGS)
+@pytest.mark.parametrize("compute", LIBRARIES)
+def test_settings_of_the_caller_change_nothing(compute, setting):
+    batch = batch_of(shaken(CRYSTALS["TiN"]), molecule("CH3CH2OH"))
+    expected = compute(batch, "pbe")
+    with CALLER_SETTINGS[setting]():
+        found = compute(batch, "pbe")
+    for key in ("energy", "forces", "virial", "atom_energies"):
+        assert np.array_equal(getattr(found, key), getattr(expected, key))
 
 
 @pytest.mark.parametrize("compute", LIBRARIES)
