@@ -44,11 +44,11 @@ def warn_of_dispersion(model: object, method: str) -> None:
 def _doubt(model: str | Path, method: str) -> str:
     facts, shown = FACTS.get(_name_of(model)), printable(model)
     if facts is None:
-        found = WORDS.search(_card(resolve_path(model)))
-        if found is None:
+        word = dispersion_in_card(resolve_path(model))
+        if not word:
             return ""
         return (
-            f"the card of {shown} names {found[0]}: if its training data have dispersion, leave "
+            f"the card of {shown} names {word}: if its training data have dispersion, leave "
             f"{method} out, as it would count twice"
         )
     if not facts.lacks_dispersion:
@@ -71,6 +71,12 @@ def _name_of(model: str | Path) -> str:
             return name
     names = {file: name for name, file in shipped_models().items()}
     return names.get(Path(model), str(model))
+
+
+def dispersion_in_card(path: Path) -> str:
+    """Return the dispersion, or the method with it, that the card of a model names, or nothing."""
+    found = WORDS.search(_card(path))
+    return found[0] if found else ""
 
 
 def _card(path: Path) -> str:

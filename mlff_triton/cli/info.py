@@ -32,7 +32,7 @@ def info(
     console = Console()
     title = Text(printable(path.name))
     table = Table(Column(style="bold"), "", title=title, show_header=False)
-    for key, value in [*_description(path, loaded), *_facts(model)]:
+    for key, value in [*_description(path, loaded), *_facts(model, path)]:
         table.add_row(key, Text(printable(value)))
     console.print(table)
     card = _card_paragraph(path)
@@ -80,13 +80,18 @@ def _description(path: Path, model: TensorNet | Ensemble) -> list[tuple[str, str
     return rows
 
 
-def _facts(model: str) -> list[tuple[str, str]]:
-    """Return what is known about a model that has a name; the elements are described already."""
+def _facts(model: str, path: Path) -> list[tuple[str, str]]:
+    """Return what is known of the training of a model; the elements are described already."""
     from mlff_triton.checkpoints import DEFAULT_MODEL
+    from mlff_triton.checkpoints.dispersion import dispersion_in_card
     from mlff_triton.checkpoints.facts import FACTS
 
     facts = FACTS.get(DEFAULT_MODEL if model == "default" else model)
-    return [row for row in facts.rows() if row[0] != "elements"] if facts else []
+    if facts is not None:
+        return [row for row in facts.rows() if row[0] != "elements"]
+    word = dispersion_in_card(path)
+    known = f"its card names {word}" if word else "not known"
+    return [("dispersion", f"{known}; --dispersion adds what the training data lack")]
 
 
 def _left_out_rows(path: Path, model: TensorNet) -> list[tuple[str, str]]:

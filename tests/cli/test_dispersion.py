@@ -123,11 +123,13 @@ def test_cards_warn_too(run, tmp_path):
     path = save_tiny_model(tmp_path, CARD + "\n\nLabels: B3LYP-D3(BJ).")
     with pytest.warns(DispersionWarning, match=r"the card of .* names D3"):
         assert run("energy", "ethanol.xyz", "--model", path, *CPU, *WITH)[0] == 0
+    assert "its card names D3" in run("info", path)[1]
 
 
 def test_info_and_explain_say_so(run, model):
     out = run("info", "tensornet-gfn2")[1]
     assert "as in the reference, D4: add no correction" in out
+    assert "not known; --dispersion adds" in run("info", model)[1].replace("\n", " ")
     code, out, _ = run("explain", model, *CPU, *WITH)
     assert code == 0
     assert out.endswith(ADDS + "in simulations, " + HOST)
