@@ -53,15 +53,12 @@ def find_pairs(batch: Batch, device: torch.device) -> PairList:
     positions, counts, others, shifts = [], [], [], []
     first = n_pairs = 0
     for system in batch.systems():
-        box, points = system.boxes[0], system.positions / BOHR
-        box = Box(box.cell / BOHR, box.pbc)
-        wrapped = _wrapped(points, box)
-        atoms, translations = _images(wrapped, box)
-        own = torch.from_numpy(wrapped).to(device)
-        moved = torch.from_numpy(wrapped[atoms] + translations @ box.cell).to(device)
-        index = torch.from_numpy(atoms.astype(np.int32)).to(device)
-        translation = torch.from_numpy(translations.astype(np.int32)).to(device)
-        size = max(1, BLOCK // len(atoms))
+        box = Box(system.boxes[0].cell / BOHR, system.boxes[0].pbc)
+        own = torch.from_numpy(_wrapped(system.positions / BOHR, box)).to(device)
+        index, translation = _images(own, box)
+        moved = own[index] + translation @ torch.from_numpy(box.cell).to(device)
+        index, translation = index.int(), translation.int()
+        size = max(1, BLOCK // len(moved))
         for start in range(0, len(own), size):
             is_pair = _within_cutoff(own[start : start + size], moved, start)
             counts.append(is_pair.sum(1))
@@ -106,21 +103,24 @@ def _wrapped(points: FloatArray, box: Box) -> FloatArray:
     return np.asarray(points - turns @ box.cell)
 
 
-def _images(points: FloatArray, box: Box) -> tuple[np.ndarray, np.ndarray]:
-    """Return the atom [M] and the lattice translation [M, 3] of each image near the cell.
+def _images(own: Tensor, box: Box) -> tuple[Tensor, Tensor]:
+    """Return the atom, int64 [M], and the lattice translation, float64 [M, 3], of each image.
 
-    These are all images within the cutoff of any atom, and more. The atoms themselves come first.
+    All images within the cutoff of any atom are among them. The atoms themselves come first.
     """
     inverse = np.linalg.inv(box.cell)
     reach = CUTOFF * np.linalg.norm(inverse, axis=0)  # in fractional coordinates
     most = np.where(box.pbc, np.ceil(reach), 0).astype(int)
     ranges = np.meshgrid(*(np.arange(-n, n + 1) for n in most), indexing="ij")
     cells = np.stack(ranges, axis=-1).reshape(-1, 3)
-    cells = np.concatenate([[[0, 0, 0]], cells[cells.any(axis=1)]])
-    fractions = points @ inverse
-    lowest, highest = fractions.min(axis=0) - reach, fractions.max(axis=0) + reach
-    where = fractions + cells[:, None]  # [cells, N, 3]
-    is_near = ((where >= lowest) & (where <= highest) | ~box.pbc).all(axis=2)
+    cells = np.concatenate([[[0, 0, 0]], cells[cells.any(axis=1)]]).astype(np.float64)
+    tensors = (torch.from_numpy(x).to(own.device) for x in (inverse, reach, cells, box.pbc))
+    to_fractions, reaches, translations, is_periodic = tensors
+    fractions = own @ to_fractions
+    where = fractions + translations[:, None]  # [cells, N, 3]
+    is_above = where >= fractions.min(0).values - reaches
+    is_below = where <= fractions.max(0).values + reaches
+    is_near = (is_above & is_below | ~is_periodic).all(2)
     is_near[0] = True
-    of_cell, atoms = is_near.nonzero()
-    return atoms, cells[of_cell]
+    of_cell, atoms = is_near.nonzero(as_tuple=True)
+    return atoms, translations[of_cell]
