@@ -204,7 +204,8 @@ class SinglePoints:
 
     def start(self, device: str) -> Callable[[list[Piece]], Done]:
         """Load the model, and return the function that computes pieces of the input."""
-        with warnings.catch_warnings(action="ignore", category=DispersionWarning):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DispersionWarning)  # given by `predict_files`
             calculator = TensorNetCalculator(
                 self.model, device=device, dtype=self.dtype, dispersion=self.dispersion
             )

@@ -218,7 +218,8 @@ class TestWarnings:
         "model", ["tensornet-matpes-pbe", "tensornet-matpes-r2scan", model_of()]
     )
     def test_the_correction_that_fits(self, model):
-        with warnings.catch_warnings(action="error"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
             warn_of_dispersion(model, "d3bj:r2scan" if "r2scan" in str(model) else METHOD)
 
     def test_addresses_are_those_of_names(self):
@@ -248,7 +249,8 @@ class TestWarnings:
     def test_cards_of_files(self, tmp_path, card, word):
         path = tmp_path / "model.safetensors"
         save_model(model_of(), path, card)
-        with warnings.catch_warnings(record=True, action="always") as found:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
             warn_of_dispersion(path, METHOD)
         texts = [str(one.message) for one in found]
         assert len(texts) == (word is not None)
