@@ -6,11 +6,14 @@ import numpy as np
 from dftd3.interface import DispersionModel, RationalDampingParam
 
 from mlff_triton._common.text import first_line
-from mlff_triton.dispersion.contribution import CUTOFF, WIDTH, Contribution
+from mlff_triton.dispersion.contribution import CUTOFF, WIDTH, Contribution, FloatArray
 from mlff_triton.dispersion.damping import Damping
 from mlff_triton.engine.batch import Batch
 from mlff_triton.errors import InputError
+from mlff_triton.neighbors.box import BoolArray
 from mlff_triton.units import BOHR
+
+MARGIN = 1.0  # Bohr between atoms and the ends of a cell in its open directions
 
 
 def compute(batch: Batch, damping: Damping, *, of_atoms: bool) -> Contribution:
@@ -58,7 +61,26 @@ def compute(batch: Batch, damping: Damping, *, of_atoms: bool) -> Contribution:
 def _model(system: Batch) -> DispersionModel:
     """Return the D3 model of one system."""
     box, positions = system.boxes[0], system.positions / BOHR
-    periodic = (box.cell / BOHR, box.pbc) if box.pbc.any() else ()
-    model = DispersionModel(system.numbers, positions, *periodic)
+    if box.pbc.any():
+        cell, positions = _enclosing(box.cell / BOHR, box.pbc, positions)
+        model = DispersionModel(system.numbers, positions, cell, box.pbc)
+    else:
+        model = DispersionModel(system.numbers, positions)
     model.set_realspace_cutoff(disp2=CUTOFF, disp3=CUTOFF, cn=CUTOFF, width2=WIDTH)
     return model
+
+
+def _enclosing(
+    cell: FloatArray, pbc: BoolArray, positions: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return a cell that holds all atoms in its open directions, and positions inside of it.
+
+    s-dftd3 wraps atoms into the cell in open directions as well, which would tear a slab apart.
+    """
+    cell, positions = cell.copy(), positions.copy()
+    for row in np.flatnonzero(~pbc):
+        axis = cell[row] / np.linalg.norm(cell[row])  # perpendicular to the other vectors
+        heights = positions @ axis
+        positions += (MARGIN - heights.min()) * axis
+        cell[row] = (np.ptp(heights) + 2 * MARGIN) * axis
+    return cell, positions

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from ase import Atoms
-from ase.build import bulk, graphene, molecule
+from ase.build import bulk, fcc111, graphene, molecule
+from ase.geometry import complete_cell
 
 from mlff_triton.engine.batch import Batch
 from mlff_triton.units import BOHR, HARTREE
@@ -43,10 +44,14 @@ def shaken(atoms: Atoms) -> Atoms:
 
 
 def structures() -> dict[str, Atoms]:
-    """Return 20 molecules, five crystals and a layer, which is periodic in two directions."""
+    """Return 20 molecules, five crystals, a layer, a slab and two chains."""
     layer = graphene(vacuum=0.0) * (2, 1, 1)
+    open_ones = {"graphene": layer, "slab": fcc111("Cu", (2, 2, 5))}
+    for name, direction in (("chain", 0), ("other chain", 1)):
+        open_ones[name] = chain = molecule("C2H6", pbc=np.arange(3) == direction)
+        chain.cell[direction] = [6.0, 1.0, 0.5]
     crystals = {f"{name} crystal": atoms for name, atoms in CRYSTALS.items()}
-    named = {name: molecule(name) for name in MOLECULES} | crystals | {"graphene": layer}
+    named = {name: molecule(name) for name in MOLECULES} | crystals | open_ones
     return {name: shaken(atoms) for name, atoms in named.items()}
 
 
@@ -63,10 +68,11 @@ def expected_of(
     """Compute with s-dftd3 and its own parameters, or skip the test where it is missing."""
     reason = "s-dftd3 is missing: pip install 'mlff-triton[dispersion]'"
     dftd3 = pytest.importorskip("dftd3.interface", reason=reason)
-    box = (np.where(atoms.pbc[:, None], atoms.cell.array, 0.0), atoms.pbc)
-    if atoms.pbc.any() and not atoms.pbc.all():
-        box[0][2] = [0.0, 0.0, 1.0]
-    periodic = (box[0] / BOHR, box[1]) if atoms.pbc.any() else ()
+    periodic = ()
+    if atoms.pbc.any():  # with so much vacuum in open directions that they may be periodic
+        vectors = complete_cell(np.where(atoms.pbc[:, None], atoms.cell.array, 0.0))
+        vectors[~atoms.pbc] *= 200.0
+        periodic = (vectors / BOHR, np.full(3, fill_value=True))
     model = dftd3.DispersionModel(atoms.numbers, atoms.positions / BOHR, *periodic)
     model.set_realspace_cutoff(disp2=cutoff, disp3=cutoff, cn=40.0, width2=width)
     parameters = dftd3.RationalDampingParam(method=functional)
