@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -52,14 +53,14 @@ OPEN = [structures()[name] for name in ("graphene", "slab", "chain", "other chai
 LIBRARIES = [on_cpu, on_gpu, pytest.param(on_a_gpu, marks=pytest.mark.gpu)]
 
 
-def check(compute, found, atoms, functional, own=slice(None), system=0):
+def check(compute, found, atoms, functional, own=slice(None), system=0, expected=None):
     """Compare the results of one system in a batch with those of s-dftd3.
 
     Results in float32 are added to those of a model in float32. So their errors are relative to its
     energies and forces, of at least 1 eV per atom and 0.1 eV/Å, not to a dispersion that may be
     much smaller, or vanish by symmetry.
     """
-    expected = expected_of(atoms, functional)
+    expected = expected_of(atoms, functional) if expected is None else expected
     dtype = "float64" if compute is on_cpu else "float32"
     per_atom, of_force = (0.0, 0.0) if compute is on_cpu else (1.0, 0.1)
     total = len(atoms) * per_atom
@@ -134,6 +135,33 @@ def test_systems_do_not_see_each_other_and_bits_stay(compute):
         for key in ("energy", "forces", "virial", "atom_energies"):
             parts = np.concatenate([getattr(one, key) for one in alone])
             assert np.array_equal(getattr(together, key), parts)
+
+
+@pytest.mark.parametrize("compute", LIBRARIES)
+@pytest.mark.parametrize("name", ["Si crystal", "slab"])
+def test_other_cells_of_the_same_crystal_change_nothing(compute, name):
+    """Left-handed and skewed cells, with atoms in any image."""
+    atoms = structures()[name]
+    expected = expected_of(atoms, "pbe")
+    found = compute(batch_of(*map(partial(in_cell, atoms), OTHER_CELLS)), "pbe")
+    for k in range(len(OTHER_CELLS)):
+        own = slice(k * len(atoms), (k + 1) * len(atoms))
+        check(compute, found, atoms, "pbe", own, k, expected)
+
+
+OTHER_CELLS = (
+    [[0, 1, 0], [1, 0, 0], [0, 0, 1]],
+    [[-1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    [[1, 0, 0], [5, 1, 0], [0, 0, 1]],
+)
+
+
+def in_cell(atoms, combinations):
+    copy = atoms.copy()
+    copy.set_cell(np.array(combinations, dtype=float) @ atoms.cell.array, scale_atoms=False)
+    turns = np.arange(3 * len(atoms)).reshape(-1, 3) % 3 - 1
+    copy.positions += turns @ np.where(copy.pbc[:, None], copy.cell.array, 0.0)
+    return copy
 
 
 @pytest.mark.parametrize("setting", CALLER_SETTINGS)
