@@ -41,6 +41,12 @@ OTHERS = {
         ("mlff_triton.calculators.lammps", "openmm"),
         ("mlff_triton.dynamics", "openmmml"),
     ],
+    "libraries of dispersion have one user": [
+        ("mlff_triton.calculators", "dftd3"),
+        ("mlff_triton.calculators", "nvalchemiops"),
+        ("mlff_triton.engine", "tad_dftd3"),
+        ("mlff_triton.engine", "tad_mctc"),
+    ],
     "figures are drawn in two places": [("mlff_triton.dynamics", "matplotlib")],
 }
 """Imports that contracts without layers forbid."""
