@@ -102,7 +102,8 @@ def _left_out_rows(path: Path, model: TensorNet) -> list[tuple[str, str]]:
     from mlff_triton.model.prediction import members_of
 
     try:
-        with warnings.catch_warnings(action="ignore"):  # they were shown for the model
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they were shown for the model
             total = members_of(load_model(path, add_references=True))[0]
     except UnsupportedModelError:
         return []
