@@ -136,6 +136,9 @@ def together(
             ranks = Ranks(0, len(devices))
             _join(address, ranks, devices[0])
             yield ranks
+    except BaseException:
+        _abandon(devices[0])
+        raise
     finally:
         for process in others:
             process.terminate()
@@ -161,15 +164,28 @@ def _reported(others: Sequence[Spawned], devices: Sequence[torch.device]) -> Ite
         yield
     except RuntimeError as error:
         for process, device in zip(others, devices[1:], strict=True):
-            with suppress(EOFError, OSError):
-                if process.pipe.poll(TIME_FOR_LAST_WORDS):
-                    raise BackendError(f"training on {device}: {process.pipe.recv()}") from error
-        if "onnection" not in str(error):  # of this process itself
-            raise
-        raise BackendError(
-            "a process of the training has ended, perhaps for lack of memory: repeat the command "
-            "to continue"
-        ) from error
+            reason = _last_words(process)
+            if reason is not None:
+                raise BackendError(
+                    f"the training on {device} has ended, {reason}: the same command continues"
+                ) from error
+        raise
+
+
+def _last_words(process: Spawned) -> str | None:
+    """Return why a process has ended, or None if it has not."""
+    try:
+        if not process.pipe.poll(TIME_FOR_LAST_WORDS):
+            return None
+        return f"as {process.pipe.recv()}"
+    except (EOFError, OSError):
+        return "perhaps for lack of memory"
+
+
+def _abandon(device: torch.device) -> None:
+    """Free a GPU that waits for processes that have ended."""
+    if device.type == "cuda" and dist.is_initialized():
+        dist.distributed_c10d._abort_process_group()
 
 
 def _help(

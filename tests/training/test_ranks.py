@@ -15,6 +15,7 @@ import torch
 
 from mlff_triton import load_model
 from mlff_triton.errors import BackendError, InputError
+from mlff_triton.training import run
 from mlff_triton.training.ranks import ALONE, Ranks
 from mlff_triton.training.run import train_files
 from mlff_triton.training.settings import Architecture, Data, Settings
@@ -22,6 +23,7 @@ from tests.support.labeled import labeled
 
 SMALL = Architecture(channels=8, layers=1, rbf=6, cutoff=4.0)
 DATA = Data(("data.xyz",), valid=4, test=4)
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +61,7 @@ def test_processes_take_the_steps_of_one():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@two_gpus
 def test_gpus_take_the_steps_of_one():
     assert_alike(["cuda:0", "cuda:1"])
 
@@ -78,7 +80,7 @@ def test_an_interrupted_training_goes_on_with_all():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@two_gpus
 def test_gpus_stop_within_an_epoch():
     """A helper that left before its last step was done would let the others wait for ever."""
     steps = []
@@ -92,18 +94,31 @@ def test_gpus_stop_within_an_epoch():
     assert stopped.trainer.step == 400
 
 
-def test_a_process_that_dies_ends_all():
+@pytest.mark.parametrize(
+    "devices", ["cpu,cpu", pytest.param("cuda:0,cuda:1", marks=[pytest.mark.gpu, two_gpus])]
+)
+def test_a_process_that_dies_ends_all(devices):
     def kill(trainer):
         if trainer.step == 2:
             (helper,) = active_children()
             os.kill(helper.pid, signal.SIGKILL)
 
-    began = time.monotonic()
-    with pytest.raises(BackendError, match=r"process of the training has ended.*to continue$"):
-        train("out", "cpu,cpu", Settings(epochs=30, batch=5), show=kill)
-    assert time.monotonic() - began < 60
+    began, second = time.monotonic(), devices.split(",")[1]
+    reason = f"^the training on {second} has ended, perhaps for lack of memory: the same command"
+    with pytest.raises(BackendError, match=reason):
+        train("out", devices, Settings(epochs=3000, batch=5), show=kill)
+    assert time.monotonic() - began < 100
     assert not active_children()
+    assert not torch.distributed.is_initialized()
     assert Path("out/checkpoint").exists()
+
+
+def test_errors_of_helpers_are_told(monkeypatch):
+    """A helper says why it ended, here that its own GPU is missing."""
+    monkeypatch.setattr(run, "find_devices", lambda _: [torch.device("cpu"), torch.device("meta")])
+    with pytest.raises(BackendError, match=r"^the training on meta has ended, as .*meta"):
+        train("out", "any", Settings(epochs=3000, batch=5))
+    assert not active_children()
 
 
 def test_errors_are_those_of_one_device():
