@@ -16,7 +16,7 @@ from benchmarks.systems.models import charged_model, random_model
 from benchmarks.systems.systems import System, conformers, random_box
 from mlff_triton.model.prediction import predict
 from mlff_triton.model.tensornet import TensorNet
-from mlff_triton.model.tensornet2 import with_coulomb_cutoff
+from mlff_triton.model.tensornet2 import with_coulomb
 
 BATCHES = 3  # taken in turn
 MOLECULE = "aspirin"  # 21 atoms
@@ -124,7 +124,7 @@ def _squared_errors(energy: Tensor, forces: Tensor, batch: Batch) -> Tensor:
 
 
 def _charged() -> TensorNet:
-    return with_coulomb_cutoff(charged_model(), COULOMB_CUTOFF)
+    return with_coulomb(charged_model(), coulomb_cutoff=COULOMB_CUTOFF)
 
 
 MODELS = {"tensornet": random_model, "tensornet2": _charged}

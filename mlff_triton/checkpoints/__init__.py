@@ -28,7 +28,7 @@ from mlff_triton.checkpoints.native import model_card, read_native, save_model
 from mlff_triton.errors import CheckpointError, InputError, UnsupportedModelError
 from mlff_triton.model.prediction import Ensemble
 from mlff_triton.model.tensornet import TensorNet
-from mlff_triton.model.tensornet2 import with_coulomb_cutoff
+from mlff_triton.model.tensornet2 import with_coulomb
 from mlff_triton.units import ENERGY_UNITS
 
 __all__ = [
@@ -50,6 +50,8 @@ def load_model(
     energy_unit: str | None = None,
     coulomb_cutoff: float | None = None,
     *,
+    coulomb: str | None = None,
+    pme_error: float | None = None,
     add_references: bool = False,
 ) -> TensorNet | Ensemble:
     """Load a model from a file or a folder, or by name.
@@ -71,8 +73,14 @@ def load_model(
         by default, it is theirs, or eV. The loaded model always returns eV.
     coulomb_cutoff : float, optional
         Cutoff in Å of the Coulomb energy of a TensorNet2, with a reaction field beyond it, as
-        periodic boxes require. By default, that of the file, which may have none: all pairs of
-        atoms then interact.
+        periodic boxes require, or of the sum over pairs of particle-mesh Ewald. By default, that of
+        the file, which may have none: all pairs of atoms then interact.
+    coulomb : {"all-pairs", "reaction-field", "pme"}, optional
+        Coulomb energy of a TensorNet2: of all pairs of atoms, within the cutoff with a reaction
+        field, or of all periodic images by particle-mesh Ewald (PME). By default, that of the file,
+        or the reaction field if a cutoff is given. See ``docs/charges.md``.
+    pme_error : float, optional
+        Error of the Coulomb forces by PME, relative to them; 1e-4 by default.
     add_references : bool
         If True, a TorchMD-NET model that was trained without the energies of atoms
         (``--remove-ref-energy``) returns total energies, with those of its file.
@@ -92,8 +100,8 @@ def load_model(
         If the file is valid, but contains a model that is not implemented, or no energies of atoms
         to add.
     InputError
-        If the energy unit is unknown, ``model`` is neither a name nor a path, or the model has no
-        Coulomb energy for a cutoff.
+        If the energy unit or the kind of Coulomb energy is unknown, ``model`` is neither a name nor
+        a path, or the model has no Coulomb energy to change.
 
     Warns
     -----
@@ -115,7 +123,9 @@ def load_model(
     # Modules draw their first weights, which those of the file replace.
     with interpreting(str(path)), kept_random_state():
         loaded = _load(path, energy_unit, add_references=add_references)
-    return loaded if coulomb_cutoff is None else with_coulomb_cutoff(loaded, coulomb_cutoff)
+    if coulomb is None and coulomb_cutoff is None and pme_error is None:
+        return loaded
+    return with_coulomb(loaded, coulomb, coulomb_cutoff, pme_error)
 
 
 def shipped_models() -> dict[str, Path]:

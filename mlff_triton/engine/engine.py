@@ -375,8 +375,13 @@ class Engine:
             If the charge is invalid.
         BackendError
             If each atom depends on all others of its system, as in a TensorNet2, and the backend
-            has no steps with an exchange.
+            has no steps with an exchange. Also if the Coulomb energy is by particle-mesh Ewald.
         """
+        if any(member.uses_mesh for member in self._members):
+            raise BackendError(
+                "parts of a system have no mesh for particle-mesh Ewald: load the model with "
+                "coulomb='reaction-field', or compute the system in one process"
+            )
         total = check_charge(charge)
         check_neutral(self.uses_charge, total)
         reach = max(steps.reach for steps in self._steps) if self.is_local else math.inf

@@ -209,6 +209,10 @@ class Parameters:
             raise UnsupportedModelError(
                 "the engine needs the self-loops of a TensorNet2: use backend='exact'"
             )
+        if model.uses_mesh:
+            raise UnsupportedModelError(
+                "the engine has no particle-mesh Ewald: use backend='exact'"
+            )
         exact = _exact(model)
         tables = tabulate(exact, TOLERANCES[dtype]).to(device, dtype)
         exact = exact.to(device)

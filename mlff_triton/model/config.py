@@ -33,6 +33,11 @@ RBF_TYPES = ("expnorm", "gauss", "bessel", "bessel-smooth")
 ACTIVATIONS = ("silu", "swish", "ssp", "tanh", "sigmoid", "mish")
 GROUPS = ("O(3)", "SO(3)")
 HEADS = ("scalar", "gated")
+COULOMB_METHODS = ("all-pairs", "reaction-field", "pme")
+DAMPING_RADIUS = 4.6
+"""Distance in Å below which the Coulomb energy of a pair is damped."""
+PME_ERRORS = 1e-7, 1e-2
+"""Smallest and largest relative error of forces that may be asked of particle-mesh Ewald."""
 
 
 def symbols_of(numbers: Iterable[int]) -> str:
@@ -254,6 +259,10 @@ class TensorNet2Config(TensorNetConfig):
     coulomb_cutoff : float, optional
         Cutoff in Å of the Coulomb energy, with a reaction field beyond it. Periodic boxes require
         it. By default, all pairs of atoms interact.
+    pme_error : float, optional
+        If given, the Coulomb energy beyond the cutoff is that of all periodic images, by
+        particle-mesh Ewald (PME). This is the error of the Coulomb forces that PME may have: its
+        root mean square, relative to that of the forces.
     repulsion : bool
         If True, the energy contains the nuclear repulsion in `mlff_triton.model.repulsion`.
 
@@ -273,6 +282,7 @@ class TensorNet2Config(TensorNetConfig):
     coulomb: bool = True
     coulomb_cutoff: float | None = None
     repulsion: bool = False
+    pme_error: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -283,15 +293,39 @@ class TensorNet2Config(TensorNetConfig):
             raise InputError("head_layers are those of the scalar head: use head='scalar'")
         if self.repulsion and self.cutoff_lower > 0:
             raise InputError("a model with repulsion has no lower cutoff: use cutoff_lower=0")
-        if self.coulomb_cutoff is None:
-            return
+        if self.coulomb_cutoff is not None:
+            if not self.coulomb:
+                raise InputError("the model has no Coulomb energy: leave coulomb_cutoff out")
+            if not 0 < self.coulomb_cutoff <= MAX_CUTOFF:
+                raise InputError(
+                    f"coulomb_cutoff={short_repr(self.coulomb_cutoff)} must be above 0 and at most "
+                    f"{MAX_CUTOFF:g} Å"
+                )
+        if self.pme_error is not None:
+            self._check_pme(self.pme_error)
+
+    def _check_pme(self, error: float) -> None:
         if not self.coulomb:
-            raise InputError("the model has no Coulomb energy: leave coulomb_cutoff out")
-        if not 0 < self.coulomb_cutoff <= MAX_CUTOFF:
+            raise InputError("the model has no Coulomb energy: leave pme_error out")
+        smallest, largest = PME_ERRORS
+        if not smallest <= error <= largest:
             raise InputError(
-                f"coulomb_cutoff={short_repr(self.coulomb_cutoff)} must be above 0 and at most "
-                f"{MAX_CUTOFF:g} Å"
+                f"pme_error={short_repr(error)} is out of range: use {smallest:g} to {largest:g}"
             )
+        if self.coulomb_cutoff is None or self.coulomb_cutoff < DAMPING_RADIUS:
+            raise InputError(
+                f"PME needs a coulomb_cutoff of at least {DAMPING_RADIUS} Å, the distance up to "
+                f"which charges are damped, not {self.coulomb_cutoff}: use 9"
+            )
+
+    @property
+    def coulomb_method(self) -> str | None:
+        """One of `COULOMB_METHODS`, or None if the model has no Coulomb energy."""
+        if not self.coulomb:
+            return None
+        if self.pme_error is not None:
+            return "pme"
+        return "all-pairs" if self.coulomb_cutoff is None else "reaction-field"
 
     @property
     def cutoff(self) -> float:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mlff_triton.model.config import DAMPING_RADIUS
+
 COULOMB = 27.211386024367243 * 0.5291772105638411
 """``e^2 / (4 pi eps0)`` in eV Å, of the same constants as in TorchMD-NET."""
-DAMPING_RADIUS = 4.6  # Å; farther charges interact as points
 DIELECTRIC = 78.3
 """Relative permittivity of the surroundings beyond the cutoff, that of water."""
 
@@ -41,10 +42,36 @@ def coulomb_energy(distance: Tensor, cutoff: float | None) -> Tensor:
     >>> coulomb_energy(torch.tensor([5.0, 10.0]), None)
     tensor([2.8800, 1.4400])
     """
-    inside = (distance / DAMPING_RADIUS).clamp(0, 1 - 1e-6)
-    damping = 1 - torch.exp(1 - 1 / (1 - inside**2))
+    damping = 1 - _screening(distance)
     potential = 1 / distance
     if cutoff is not None:
         k = (DIELECTRIC - 1) / (2 * DIELECTRIC + 1) / cutoff**3
         potential = potential + k * distance**2 - 1 / cutoff - k * cutoff**2
     return COULOMB * damping * potential
+
+
+def ewald_energy(distance: Tensor, splitting: float) -> Tensor:
+    """Compute the part of the energy of two elementary charges that a mesh leaves to pairs.
+
+    It is ``COULOMB (erfc(a d) - s(d)) / d``, with the splitting ``a`` of an Ewald sum and the
+    damping of `coulomb_energy`. The sum over waves adds ``COULOMB erf(a d) / d`` for all images.
+
+    Parameters
+    ----------
+    distance : [P]
+        Distances in Å; below the cutoff of the Ewald sum.
+    splitting : float
+        1/Å.
+
+    Returns
+    -------
+    [P]
+        Energies in eV.
+    """
+    return COULOMB * (torch.erfc(splitting * distance) - _screening(distance)) / distance
+
+
+def _screening(distance: Tensor) -> Tensor:
+    """Return ``s(d)``, the fraction by which the energy of a pair is damped."""
+    inside = (distance / DAMPING_RADIUS).clamp(0, 1 - 1e-6)
+    return torch.exp(1 - 1 / (1 - inside**2))

@@ -14,7 +14,7 @@ from mlff_triton._common.cuda_graphs import is_capturing
 from mlff_triton._common.torch_settings import normal, own_settings
 from mlff_triton.errors import InputError
 from mlff_triton.model.known_domain import KnownDomain
-from mlff_triton.model.tensornet import AtomResults, TensorNet
+from mlff_triton.model.tensornet import AtomResults, Frame, TensorNet
 from mlff_triton.neighbors.graph import Graph
 
 
@@ -64,6 +64,11 @@ class Ensemble(nn.Module):
         return all(member.is_local for member in members_of(self))
 
     @property
+    def uses_mesh(self) -> bool:
+        """True if a member's energy contains a sum by particle-mesh Ewald."""
+        return any(member.uses_mesh for member in members_of(self))
+
+    @property
     def known_domain(self) -> KnownDomain | None:
         """Structures that the members were trained for, if all have the same record."""
         first, *others = (member.known_domain for member in members_of(self))
@@ -93,9 +98,10 @@ class Ensemble(nn.Module):
         graph: Graph,
         charge: Tensor,
         batch: Tensor | None = None,
+        frame: Frame | None = None,
     ) -> Tensor:
         """Compute the mean energy of each atom; arguments as for `TensorNet.forward`."""
-        return self.atom_results(numbers, vectors, graph, charge, batch).energies
+        return self.atom_results(numbers, vectors, graph, charge, batch, frame).energies
 
     def atom_results(
         self,
@@ -104,10 +110,11 @@ class Ensemble(nn.Module):
         graph: Graph,
         charge: Tensor,
         batch: Tensor | None = None,
+        frame: Frame | None = None,
     ) -> AtomResults:
         """Compute the means of all results that the members have; see `TensorNet.atom_results`."""
         results = [
-            member.atom_results(numbers, vectors, graph, charge, batch)
+            member.atom_results(numbers, vectors, graph, charge, batch, frame)
             for member in members_of(self)
         ]
         energies, charges, uncertainty = map(_mean, zip(*results, strict=True))
@@ -213,7 +220,8 @@ def predict(
     graph : Graph
         Neighbor list within ``model.cutoff``.
     cell : [B, 3, 3], optional
-        Lattice vectors (rows) in Å.
+        Lattice vectors (rows) in Å. Models with particle-mesh Ewald require cells, which are
+        periodic in all three directions.
     batch : int64 [N], optional
         System of each atom, ascending. By default, all atoms belong to one system.
     charge : [B], optional
@@ -235,7 +243,8 @@ def predict(
     UnknownElementError
         If the model does not support an element.
     InputError
-        If a system is charged but the model supports only neutral systems.
+        If a system is charged but the model supports only neutral systems, or particle-mesh Ewald
+        has no cell, or one without a volume.
 
     Examples
     --------
@@ -255,29 +264,57 @@ def predict(
             charge = torch.zeros(n_systems, device=positions.device)
         elif not is_capturing(charge):
             check_neutral(model.uses_charge, charge)
-        edges = graph.vectors(positions, None if cell is None else normal(cell), batch)
+        cell = None if cell is None else normal(cell)
+        edges = graph.vectors(positions, cell, batch)
         follows_edges = create_graph and edges.requires_grad
         vectors = edges.to(model.dtype) if follows_edges else _leaf(edges, model.dtype)
+        frame = _frame(model, positions, cell, follows=follows_edges)
         atom_energies, charges, uncertainty = model.atom_results(
-            numbers, vectors, graph, normal(charge)[batch], batch
+            numbers, vectors, graph, normal(charge)[batch], batch, frame
         )
-        gradient = torch.autograd.grad(atom_energies.sum(), vectors, create_graph=create_graph)[0]
+        by = [vectors] if frame is None else [vectors, *frame]
+        gradient, *by_frame = torch.autograd.grad(
+            atom_energies.sum(), by, create_graph=create_graph
+        )
         if not follows_edges:
             vectors = vectors.detach()
+            frame = None if frame is None else Frame(*(t.detach() for t in frame))
         has_gradient = create_graph and (follows_edges or _is_trained(model))
         if not has_gradient:
             atom_energies, gradient = atom_energies.detach(), gradient.detach()
+            by_frame = [each.detach() for each in by_frame]
             charges = None if charges is None else charges.detach()
         ends = torch.cat([graph.senders, graph.receivers])
         forces = gradient.new_zeros(len(numbers), 3)
         forces = forces.index_add(0, ends, torch.cat([gradient, -gradient]))
         strain = vectors.double()[:, :, None] * gradient.double()[:, None, :]
         virial = strain.new_zeros(n_systems, 3, 3).index_add(0, batch[graph.receivers], strain)
+        if frame is not None:
+            by_position, by_cell = by_frame
+            forces = forces - by_position.to(forces.dtype)
+            strain = frame.positions[:, :, None] * by_position[:, None, :]
+            virial = virial.index_add(0, batch, strain) + frame.cell.mT @ by_cell
         counts = strain.new_zeros(n_systems).index_add(0, batch, strain.new_ones(len(batch)))
         atom_energies = atom_energies + (model.mean / counts)[batch]
         energy = atom_energies.new_zeros(n_systems).index_add(0, batch, atom_energies)
         virial = (virial + virial.mT) / 2
         return Prediction(energy, forces, virial, atom_energies, charges, uncertainty)
+
+
+def _frame(
+    model: TensorNet | Ensemble, positions: Tensor, cell: Tensor | None, *, follows: bool
+) -> Frame | None:
+    """Return positions and cells to differentiate the energy by, apart from those in edges."""
+    if not model.uses_mesh:
+        return None
+    if cell is None:
+        raise InputError(
+            "the model's Coulomb energy is by particle-mesh Ewald, which needs a periodic cell: "
+            "give one, or load the model with coulomb='all-pairs'"
+        )
+    if follows:
+        return Frame(positions.double().clone(), cell.double().clone())
+    return Frame(_leaf(positions, torch.float64), _leaf(cell, torch.float64))
 
 
 def _leaf(edges: Tensor, dtype: torch.dtype) -> Tensor:

@@ -72,6 +72,21 @@ class AtomResults(NamedTuple):
     uncertainty: Tensor | None = None
 
 
+class Frame(NamedTuple):
+    """Positions and cells, which only energies by particle-mesh Ewald depend on directly.
+
+    Attributes
+    ----------
+    positions : float64 [N, 3]
+        Å.
+    cell : float64 [B, 3, 3]
+        Lattice vectors (rows) in Å; all three directions are periodic.
+    """
+
+    positions: Tensor
+    cell: Tensor
+
+
 class IrrepLinear(nn.Module):
     """One bias-free linear map for each of the three parts of ``x[9, N, F]``."""
 
@@ -287,6 +302,11 @@ class TensorNet(nn.Module):
         return True
 
     @property
+    def uses_mesh(self) -> bool:
+        """True if the energy contains a sum by particle-mesh Ewald, which needs a `Frame`."""
+        return False
+
+    @property
     def known_domain(self) -> KnownDomain | None:
         """Structures that the model was trained for, recognized by its weights, or None."""
         record = RECORDS.get(self.network_hash)
@@ -361,6 +381,7 @@ class TensorNet(nn.Module):
         graph: Graph,
         charge: Tensor,
         batch: Tensor | None = None,
+        frame: Frame | None = None,
     ) -> Tensor:
         """Compute the energy of each atom, without the model's mean.
 
@@ -376,6 +397,8 @@ class TensorNet(nn.Module):
             Total charge of each atom's system, in elementary charges.
         batch : int64 [N], optional
             System of each atom, ascending. By default, all atoms belong to one system.
+        frame : Frame, optional
+            Positions and cells, which models need that have `uses_mesh`.
 
         Returns
         -------
@@ -386,8 +409,10 @@ class TensorNet(nn.Module):
         ------
         UnknownElementError
             If the model does not support an element.
+        InputError
+            If the model needs a frame that is missing.
         """
-        return self.atom_results(numbers, vectors, graph, charge, batch).energies
+        return self.atom_results(numbers, vectors, graph, charge, batch, frame).energies
 
     def atom_results(
         self,
@@ -396,6 +421,7 @@ class TensorNet(nn.Module):
         graph: Graph,
         charge: Tensor,
         batch: Tensor | None = None,  # noqa: ARG002 (of models whose atoms depend on all others)
+        frame: Frame | None = None,  # noqa: ARG002
     ) -> AtomResults:
         """Compute all results of each atom; arguments and errors are those of `forward`."""
         species = self.species(numbers)

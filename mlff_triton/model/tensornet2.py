@@ -2,9 +2,9 @@
 
 After the embedding and after each layer, a network predicts charges of each atom, which are
 equilibrated over its system. The network that acts on the edges of the next layer takes the charges
-of both atoms. The energy contains the Coulomb energy of all charges: between all pairs of atoms, or
-within a cutoff with a reaction field. It follows `torchmdnet.models.tensornet2` of TorchMD-NET 3.1,
-without Warp.
+of both atoms. The energy contains the Coulomb energy of all charges: between all pairs of atoms,
+within a cutoff with a reaction field, or between all periodic images by particle-mesh Ewald. The
+rest follows `torchmdnet.models.tensornet2` of TorchMD-NET 3.1, without Warp.
 """
 
 from __future__ import annotations
@@ -17,21 +17,25 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mlff_triton._common.cuda_graphs import is_capturing
+from mlff_triton._common.text import short_repr
 from mlff_triton.errors import InputError
 from mlff_triton.model.charges import ChargeNetwork
-from mlff_triton.model.config import TensorNet2Config, TensorNetConfig
-from mlff_triton.model.coulomb import coulomb_energy
+from mlff_triton.model.config import COULOMB_METHODS, TensorNet2Config, TensorNetConfig
+from mlff_triton.model.coulomb import coulomb_energy, ewald_energy
 from mlff_triton.model.edges import Edges, half_to_each
 from mlff_triton.model.known_domain import hash_of_weights
+from mlff_triton.model.mesh_coulomb import check_mesh_box, mesh_energies, prepare_mesh
 from mlff_triton.model.prediction import Ensemble, members_of
 from mlff_triton.model.readout import ScalarHead
 from mlff_triton.model.repulsion import Repulsion
-from mlff_triton.model.tensornet import AtomResults, Interaction, TensorNet
+from mlff_triton.model.tensornet import AtomResults, Frame, Interaction, TensorNet
 from mlff_triton.neighbors.box import Box
 from mlff_triton.neighbors.graph import Graph
 
 ROUNDING = 1e-6
 """Å by which a box may fall short of two Coulomb cutoffs, as conversions of units round."""
+PME_CUTOFF, PME_ERROR = 9.0, 1e-4
+"""Cutoff in Å and relative error of particle-mesh Ewald for models that have none."""
 
 
 class ChargedInteraction(Interaction):
@@ -115,11 +119,18 @@ class TensorNet2(TensorNet):
         return False
 
     @property
+    def uses_mesh(self) -> bool:
+        """True if the Coulomb energy is that of particle-mesh Ewald."""
+        return self.config.coulomb_method == "pme"
+
+    @property
     def weights_hash(self) -> str:
-        """Hash of the weights and of the Coulomb cutoff, if there is one."""
+        """Hash of the weights and of what the Coulomb energy depends on besides them."""
         facts = dict(self.state_dict())
-        if self.config.coulomb_cutoff is not None:
-            facts["coulomb_cutoff"] = torch.tensor(self.config.coulomb_cutoff, dtype=torch.float64)
+        for name in ("coulomb_cutoff", "pme_error"):
+            value = getattr(self.config, name)
+            if value is not None:
+                facts[name] = torch.tensor(value, dtype=torch.float64)
         return hash_of_weights(facts)
 
     def check_box(self, box: Box) -> None:
@@ -133,6 +144,7 @@ class TensorNet2(TensorNet):
         graph: Graph,
         charge: Tensor,
         batch: Tensor | None = None,
+        frame: Frame | None = None,
     ) -> AtomResults:
         """Compute all results of each atom as `TensorNet.atom_results` does."""
         if batch is None:
@@ -155,7 +167,12 @@ class TensorNet2(TensorNet):
         charges.append(self.charges[-1](x, total, batch, n_systems))
         weights = self.charge_weights / self.charge_weights.sum()
         every = torch.stack(charges, dim=1)  # [N, layers + 1, Q]
-        energies = energies + self._coulomb_energies(every, weights, vectors, graph)
+        splitting = None
+        if self.uses_mesh:
+            frame, parameters = prepare_mesh(self.config, frame, batch, graph.n_edges)
+            given = every.flatten(1), weights.flatten(), frame, batch, parameters
+            energies, splitting = energies + mesh_energies(*given), parameters.splitting
+        energies = energies + self._coulomb_energies(every, weights, vectors, graph, splitting)
         mean = (every * weights).sum((1, 2))
         return AtomResults(self._with_priors(energies, species, edges), mean, uncertainty)
 
@@ -179,11 +196,17 @@ class TensorNet2(TensorNet):
         return near[pair]
 
     def _coulomb_energies(
-        self, charges: Tensor, weights: Tensor, vectors: Tensor, graph: Graph
+        self,
+        charges: Tensor,
+        weights: Tensor,
+        vectors: Tensor,
+        graph: Graph,
+        splitting: float | None,
     ) -> Tensor:
         """Compute the Coulomb energy of each atom, float64 [N], eV: half that of its pairs.
 
-        It is the mean over the charges [N, layers + 1, Q] of each atom, with their weights.
+        It is the mean over the charges [N, layers + 1, Q] of each atom, with their weights. Of
+        particle-mesh Ewald, it is the part that is a sum over pairs.
         """
         first, _ = graph.pairs
         distance = torch.linalg.vector_norm(vectors.index_select(0, first), dim=1).double()
@@ -191,7 +214,10 @@ class TensorNet2(TensorNet):
         left, right = (charges * weights).flatten(1), charges.flatten(1)
         products = (left.index_select(0, i) * right.index_select(0, j)).sum(1).double()
         cutoff = self.config.coulomb_cutoff
-        energies = products * coulomb_energy(distance, cutoff)
+        if splitting is None:
+            energies = products * coulomb_energy(distance, cutoff)
+        else:
+            energies = products * ewald_energy(distance, splitting)
         if cutoff is not None:
             energies = energies * (distance < cutoff)
         return half_to_each(energies, graph)
@@ -209,9 +235,12 @@ class TensorNet2(TensorNet):
 def check_coulomb_box(config: TensorNet2Config, box: Box) -> None:
     """Raise `InputError` if the Coulomb energy of a model is not defined in a box.
 
-    Periodic boxes need a Coulomb cutoff, and must be at least twice as high as the cutoff in
-    periodic directions.
+    Particle-mesh Ewald needs three periodic directions. Other periodic boxes need a Coulomb cutoff,
+    and must be at least twice as high as the cutoff in periodic directions.
     """
+    if config.coulomb_method == "pme":
+        check_mesh_box(box)
+        return
     if not config.coulomb or not box.pbc.any():
         return
     cutoff = config.coulomb_cutoff
@@ -219,13 +248,14 @@ def check_coulomb_box(config: TensorNet2Config, box: Box) -> None:
         raise InputError(
             "the model sums the Coulomb energy over all pairs of atoms, so it cannot be "
             "periodic: drop the cell, or give the model a cutoff, by load_model(..., "
-            "coulomb_cutoff=12.0) or mlff-triton convert --coulomb-cutoff 12"
+            "coulomb_cutoff=12.0) or coulomb='pme', or by mlff-triton convert --coulomb-cutoff 12"
         )
     height = box.heights[box.pbc].min()
     if height < 2 * cutoff - ROUNDING:
         raise InputError(
             f"the cell is {height:.4g} Å high, less than twice the Coulomb cutoff of "
-            f"{cutoff:g} Å: use a larger cell, or load the model with a smaller coulomb_cutoff"
+            f"{cutoff:g} Å: use a larger cell, or load the model with a smaller coulomb_cutoff or "
+            "coulomb='pme'"
         )
 
 
@@ -234,29 +264,64 @@ def model_of(config: TensorNetConfig) -> TensorNet:
     return TensorNet2(config) if isinstance(config, TensorNet2Config) else TensorNet(config)
 
 
-def with_coulomb_cutoff(model: TensorNet | Ensemble, coulomb_cutoff: float) -> TensorNet | Ensemble:
-    """Return a copy of a model with another Coulomb cutoff, and the same weights.
+def with_coulomb(
+    model: TensorNet | Ensemble,
+    coulomb: str | None = None,
+    coulomb_cutoff: float | None = None,
+    pme_error: float | None = None,
+) -> TensorNet | Ensemble:
+    """Return a copy of a model with another kind of Coulomb energy, and the same weights.
 
     Parameters
     ----------
     model : TensorNet2 or Ensemble
         A model, or several, with a Coulomb energy.
-    coulomb_cutoff : float
-        Å.
+    coulomb : {"all-pairs", "reaction-field", "pme"}, optional
+        Sum over all pairs of atoms, over those within the cutoff with a reaction field beyond it,
+        or over all periodic images by particle-mesh Ewald. By default, that of the model, or a
+        reaction field if only a cutoff is given.
+    coulomb_cutoff : float, optional
+        Å; that of the model by default, and `PME_CUTOFF` for PME of a model without one.
+    pme_error : float, optional
+        Relative error of the Coulomb forces by PME; that of the model or `PME_ERROR` by default.
 
     Raises
     ------
     InputError
-        If the model has no Coulomb energy, or the cutoff is invalid.
+        If the model has no Coulomb energy, or a value is unknown, invalid, or means nothing for
+        this kind of energy.
     """
+    if coulomb is not None and coulomb not in COULOMB_METHODS:
+        raise InputError(
+            f"coulomb={short_repr(coulomb)} is unknown: use one of {', '.join(COULOMB_METHODS)}"
+        )
     if isinstance(model, Ensemble):
-        return Ensemble([_with_cutoff(member, coulomb_cutoff) for member in members_of(model)])
-    return _with_cutoff(model, coulomb_cutoff)
+        members = [_with_coulomb(m, coulomb, coulomb_cutoff, pme_error) for m in members_of(model)]
+        return Ensemble(members)
+    return _with_coulomb(model, coulomb, coulomb_cutoff, pme_error)
 
 
-def _with_cutoff(model: TensorNet, coulomb_cutoff: float) -> TensorNet:
-    if not isinstance(model, TensorNet2):
-        raise InputError("the model has no Coulomb energy: leave coulomb_cutoff out")
+def _with_coulomb(
+    model: TensorNet, coulomb: str | None, coulomb_cutoff: float | None, pme_error: float | None
+) -> TensorNet:
+    if not isinstance(model, TensorNet2) or not model.config.coulomb:
+        name = "coulomb_cutoff" if coulomb is None and pme_error is None else "coulomb"
+        raise InputError(f"the model has no Coulomb energy: leave {name} out")
+    old = model.config
+    method = coulomb or ("reaction-field" if old.coulomb_cutoff is None else old.coulomb_method)
+    if method != "pme" and pme_error is not None:
+        raise InputError("pme_error is that of coulomb='pme': give both, or leave it out")
+    if method == "all-pairs" and coulomb_cutoff is not None:
+        raise InputError("coulomb='all-pairs' has no cutoff: leave coulomb_cutoff out")
+    cutoff = old.coulomb_cutoff if coulomb_cutoff is None else coulomb_cutoff
+    if method == "all-pairs":
+        cutoff = None
+    elif method == "reaction-field" and cutoff is None:
+        raise InputError("coulomb='reaction-field' needs a coulomb_cutoff: use 12.0")
+    elif method == "pme":
+        cutoff = PME_CUTOFF if cutoff is None else cutoff
+        given = (pme_error, old.pme_error, PME_ERROR)
+        pme_error = next(error for error in given if error is not None)
     changed = copy.deepcopy(model)
-    changed.config = replace(model.config, coulomb_cutoff=coulomb_cutoff)
+    changed.config = replace(old, coulomb_cutoff=cutoff, pme_error=pme_error)
     return changed

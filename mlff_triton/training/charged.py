@@ -47,10 +47,16 @@ def check_charged(model: TensorNet, frames: Frames, say: Callable[[str], None]) 
     Raises
     ------
     InputError
-        If the Coulomb energy is not defined in the cell of a structure. The line names it.
+        If the Coulomb energy is not defined in the cell of a structure, which the line names, or is
+        by particle-mesh Ewald.
     """
     if not model.has_charges or not isinstance(model.config, TensorNet2Config):
         return
+    if model.uses_mesh:
+        raise InputError(
+            "models whose Coulomb energy is by particle-mesh Ewald are not trained: give --from "
+            "one with a reaction field, and load the result with coulomb='pme'"
+        )
     for k in np.flatnonzero(frames.pbc.any(axis=1)):
         if model.config.coulomb_cutoff is None:
             raise InputError(

@@ -13,13 +13,13 @@ from benchmarks.systems.models import charged_model, random_model
 from benchmarks.systems.systems import conformers
 from benchmarks.training import cases, runner
 from mlff_triton._common.timing import environment
-from mlff_triton.model.tensornet2 import with_coulomb_cutoff
+from mlff_triton.model.tensornet2 import with_coulomb
 from tests.support.benchmark_rows import CPU
 from tests.support.torchmd_net import import_torchmdnet
 
 MODELS = {
     "tensornet": partial(random_model, 8),
-    "tensornet2": lambda: with_coulomb_cutoff(charged_model(8), 4.0),
+    "tensornet2": lambda: with_coulomb(charged_model(8), coulomb_cutoff=4.0),
 }
 
 

@@ -19,7 +19,7 @@ from mlff_triton.model.charges import equilibrate
 from mlff_triton.model.config import TensorNetConfig, ZBLConfig
 from mlff_triton.model.coulomb import COULOMB, coulomb_energy
 from mlff_triton.model.repulsion import Repulsion
-from mlff_triton.model.tensornet2 import with_coulomb_cutoff
+from mlff_triton.model.tensornet2 import with_coulomb
 from mlff_triton.neighbors.box import Box
 from mlff_triton.testing import (
     assert_close,
@@ -318,17 +318,17 @@ def test_boxes_of_exactly_two_cutoffs_are_high_enough(kind, rng):
 
 def test_cutoff_can_be_changed():
     model = charged_model()
-    changed = with_coulomb_cutoff(model, 4.5)
+    changed = with_coulomb(model, coulomb_cutoff=4.5)
     assert (model.cutoff, changed.cutoff) == (math.inf, 4.5)
     expected = evaluate(charged_model(coulomb_cutoff=4.5), VACUUM)
     assert_equal(evaluate(changed, VACUUM), expected)
     assert abs(expected.energy - evaluate(model, VACUUM).energy) > 1e-3
     assert changed.weights_hash != model.weights_hash
-    both = with_coulomb_cutoff(Ensemble([model, model]), 4.5)
+    both = with_coulomb(Ensemble([model, model]), coulomb_cutoff=4.5)
     assert both.cutoff == 4.5
     for other in (charged_model(coulomb=False), TensorNet(TensorNetConfig((1,)))):
         with pytest.raises(InputError, match="no Coulomb energy: leave coulomb_cutoff out"):
-            with_coulomb_cutoff(other, 9.0)
+            with_coulomb(other, coulomb_cutoff=9.0)
 
 
 def test_copies_are_the_same_model():

@@ -78,3 +78,21 @@ class Electrostatics(NamedTuple):
 
     energy: Tensor
     potential: Tensor
+
+
+class ChannelSums(NamedTuple):
+    """Potentials of several kinds of charges, and the gradients of their weighted energy.
+
+    Attributes
+    ----------
+    potential : [N, C]
+        Potential of each kind of charge at each atom, without its own charge, V.
+    gradient : float64 [N, 3]
+        Gradient of the energy by positions, eV/Å.
+    virial : float64 [B, 3, 3]
+        Derivative of the energy by strain, eV.
+    """
+
+    potential: Tensor
+    gradient: Tensor
+    virial: Tensor

@@ -24,3 +24,10 @@ def spline_weights(fraction: Tensor, order: int) -> Tensor:
             for t in range(n)
         ]
     return torch.stack(values, dim=-1)
+
+
+def spline_slopes(fraction: Tensor, order: int) -> Tensor:
+    """Return the derivatives of `spline_weights`, [..., order]."""
+    lower = spline_weights(fraction, order - 1)
+    end = torch.zeros_like(lower[..., :1])
+    return torch.cat([lower, end], dim=-1) - torch.cat([end, lower], dim=-1)
