@@ -107,16 +107,23 @@ def _count_edges(batch: Batch, cutoff: float) -> int:
     n_atoms = len(batch.numbers)
     if cutoff == math.inf:
         return n_atoms * (n_atoms - 1)
-    return len(neighbor_list(batch.positions, cutoff).senders)
+    box = batch.boxes[0]
+    return len(neighbor_list(batch.positions, cutoff, box.cell, box.pbc).senders)
 
 
 def droplet(model: TensorNet, n_atoms: int) -> Batch:
-    """Place atoms of the model's elements on a perturbed grid in vacuum, as dense as water."""
+    """Place atoms of the model's elements on a perturbed grid, as dense as water.
+
+    They are in vacuum, or for a model with particle-mesh Ewald in a cell that they fill.
+    """
     rng = np.random.default_rng(n_atoms)
     per_side = int(np.ceil(n_atoms ** (1 / 3) - 1e-9))
     sites = np.indices((per_side,) * 3).reshape(3, -1).T[:n_atoms]
-    positions = sites * DENSITY ** (-1 / 3) + rng.uniform(-0.3, 0.3, (n_atoms, 3))
-    return Batch.of(rng.choice(model.config.elements, n_atoms), positions)
+    spacing = DENSITY ** (-1 / 3)
+    positions = sites * spacing + rng.uniform(-0.3, 0.3, (n_atoms, 3))
+    cell = per_side * spacing * np.eye(3) if model.uses_mesh else None
+    numbers = rng.choice(model.config.elements, n_atoms)
+    return Batch.of(numbers, positions, cell, model.uses_mesh)
 
 
 def fit(points: Sequence[Point]) -> Cost:

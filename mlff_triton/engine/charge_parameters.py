@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from mlff_triton.engine.radial_tables import RadialTables
 from mlff_triton.kernels.types.charge_network import ChargeNetwork
-from mlff_triton.kernels.types.charges import ReactionField
+from mlff_triton.kernels.types.charges import EwaldField, ReactionField
 from mlff_triton.kernels.types.interaction_network import InteractionNetwork
 from mlff_triton.kernels.types.nuclei import Nuclei
 from mlff_triton.model import charges
 from mlff_triton.model.coulomb import COULOMB, DIELECTRIC
+from mlff_triton.model.mesh_coulomb import UNIT, splitting_of
 from mlff_triton.model.repulsion import COULOMB as NUCLEAR_COULOMB
 from mlff_triton.model.repulsion import SCREENING_LENGTH
 from mlff_triton.model.tensornet2 import ROUNDING, ChargedInteraction, TensorNet2
@@ -33,14 +34,20 @@ class CoulombWeights:
         Weights in the partial charge of the atom.
     cutoff : float, optional
         Cutoff of the energy in Å. By default, all pairs of atoms interact.
-    field : ReactionField, optional
+    field : ReactionField or EwaldField, optional
         Its constants, if there is one.
+    used : int64 [U]
+        Charges whose weight is not zero.
+    of_mesh : float64 [U]
+        Weights of their energies on a mesh, in its unit of energy.
     """
 
     energy: Tensor
     mean: Tensor
     cutoff: float | None
-    field: ReactionField | None
+    field: ReactionField | EwaldField | None
+    used: Tensor
+    of_mesh: Tensor
 
 
 @dataclass(frozen=True)
@@ -157,9 +164,15 @@ def _n_predictions(model: TensorNet2) -> int:
 def _coulomb(model: TensorNet2, like: Tensor) -> CoulombWeights:
     cutoff = model.config.coulomb_cutoff
     mean = (model.charge_weights / model.charge_weights.sum()).flatten()
-    field = None if cutoff is None else ReactionField.of(cutoff, DIELECTRIC, like.device)
+    field: ReactionField | EwaldField | None = None
+    if model.uses_mesh and cutoff is not None:
+        field = EwaldField.of(cutoff, splitting_of(model.config), like.device)
+    elif cutoff is not None:
+        field = ReactionField.of(cutoff, DIELECTRIC, like.device)
     weights = (mean * model.std * (COULOMB / 2)).to(like), mean.to(like)
-    return CoulombWeights(*weights, cutoff, field)
+    used = mean.nonzero().flatten()
+    of_mesh = (mean[used] * model.std * UNIT).double()
+    return CoulombWeights(*weights, cutoff, field, used, of_mesh)
 
 
 def bonded_nuclei(model: TensorNet2) -> Nuclei | None:

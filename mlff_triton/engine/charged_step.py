@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.engine.charge_parameters import ChargeParameters
+from mlff_triton.engine.mesh import Mesh, MeshOperator, MeshOrder, with_waves
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.part import Exchange, PartBorders
 from mlff_triton.engine.step import (
@@ -36,7 +37,7 @@ from mlff_triton.engine.step import (
 from mlff_triton.engine.totals import Totals
 from mlff_triton.kernels.tensornet.protocol import StepOperators
 from mlff_triton.kernels.tensornet2.protocol import ChargedOperators
-from mlff_triton.kernels.types.charges import AtomOrder, CoulombSums, SumParts
+from mlff_triton.kernels.types.charges import AtomOrder, CoulombSums, EwaldField, SumParts
 from mlff_triton.kernels.types.edge_rows import EdgeRows
 from mlff_triton.kernels.types.edges import Edges
 
@@ -46,6 +47,7 @@ class Operators(NamedTuple):
 
     network: StepOperators
     charges: ChargedOperators
+    mesh: MeshOperator
 
 
 class Geometry(NamedTuple):
@@ -59,11 +61,14 @@ class Geometry(NamedTuple):
         Edges within the cutoff of the network.
     far : Edges, optional
         Edges within that of the Coulomb energy, if it has one.
+    mesh : Mesh, optional
+        Cells and their mesh, if the Coulomb energy is by particle-mesh Ewald.
     """
 
     positions: Tensor
     near: Edges
     far: Edges | None
+    mesh: Mesh | None = None
 
 
 class GatheringBorders(Borders, Protocol):
@@ -244,7 +249,7 @@ class _Step(NamedTuple):
 
         The last result are all charges [N, C] of each atom.
         """
-        ops, charge_ops = self.ops
+        ops, charge_ops = self.ops.network, self.ops.charges
         every = x.new_empty(x.shape[1], len(self.c.predictions) * self.c.n_charges)
         of_layers = every.split(self.c.n_charges, dim=1)
         edges, factor = self.geometry.near, self.systems.charge_factor
@@ -313,7 +318,7 @@ class _Step(NamedTuple):
         slope : [slots]
             Derivatives by the distances, to which those of the layer are added.
         """
-        ops, charge_ops = self.ops
+        ops, charge_ops = self.ops.network, self.ops.charges
         edges, network = self.geometry.near, self.c.interactions[k]
         map_in, map_out = self.p.layers[k]
         gathering = None if isinstance(self.borders, PartBorders) else self.borders
@@ -361,7 +366,15 @@ class _Step(NamedTuple):
             return ops.coulomb_pairs(self.geometry.positions, *given, order)
         assert weights.field is not None
         extended = self._extend(charges[None], for_coulomb=True)[0]
-        return ops.coulomb_edges(extended, *given[1:], edges, weights.field, self.systems.order)
+        to_user = self.systems.order
+        sums = ops.coulomb_edges(extended, *given[1:], edges, weights.field, to_user)
+        mesh, charged = self.geometry.mesh, self.charged
+        if not isinstance(weights.field, EwaldField):
+            return sums
+        assert mesh is not None
+        rows = MeshOrder(to_user, charged.rank, charged.system, self.systems.system_ptr)
+        positions = self.geometry.positions
+        return with_waves(sums, charges, weights, positions, mesh, rows, self.ops.mesh)
 
     def _interact_with_all(
         self, exchange: Exchange, charges: Tensor, weights: Tensor, mean_weights: Tensor

@@ -76,9 +76,13 @@ def architecture_of(config: TensorNetConfig) -> str:
     """
     if not isinstance(config, TensorNet2Config):
         return "TensorNet"
-    if not config.coulomb:
-        return "TensorNet2 without Coulomb energy"
-    return "TensorNet2" if config.coulomb_cutoff is None else "TensorNet2 with Coulomb cutoff"
+    kinds = {
+        None: "TensorNet2 without Coulomb energy",
+        "all-pairs": "TensorNet2",
+        "reaction-field": "TensorNet2 with Coulomb cutoff",
+        "pme": "TensorNet2 with particle-mesh Ewald",
+    }
+    return kinds[config.coulomb_method]
 
 
 def software(torch_version: str, triton: str, package: str) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from mlff_triton.engine.batch import Batch
 from mlff_triton.engine.charge_parameters import ChargeParameters
 from mlff_triton.engine.charged_step import Geometry, Operators, evaluate_charged_step
 from mlff_triton.engine.cpu_neighbors import CpuNeighbors
+from mlff_triton.engine.mesh import Mesh
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.step import Outputs, Systems, evaluate_step
 from mlff_triton.kernels.common.cpu.compilation import compile_ahead
@@ -53,7 +55,8 @@ class CpuModel:
     def sample(self) -> Batch:
         """Return two atoms for which loops can be compiled."""
         element = self.parameters.config.elements[0]
-        return Batch.of([element, element], [[0.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+        box = (20 * np.eye(3), True) if self.parameters.mesh_choice is not None else ()
+        return Batch.of([element, element], [[0.0, 0.0, 0.0], [0.0, 0.0, 1.0]], *box)
 
 
 class CpuState:
@@ -69,6 +72,8 @@ class CpuState:
         self._model = model
         self.neighbors = model.neighbors()
         self._batch: Batch | None = None
+        self._mesh_choice = model.parameters.mesh_choice
+        self._mesh: Mesh | None = None
         self._repeated: Repeated[Outputs] = Repeated()
         self._is_compiled = False
 
@@ -101,7 +106,7 @@ class CpuState:
         edges = self.neighbors.update(batch)
         if p.charges is None:
             return self._evaluate_local(edges)
-        geometry = geometry_of(p.charges, self.neighbors, batch, edges)
+        geometry = geometry_of(p.charges, self.neighbors, batch, edges)._replace(mesh=self._mesh)
         return evaluate_charged_step(ops, p, self._systems, geometry, self._status)
 
     def _evaluate_local(self, edges: Edges) -> Outputs:
@@ -119,10 +124,18 @@ class CpuState:
     def _set(self, batch: Batch) -> None:
         """Look up what does not depend on positions, if it has changed."""
         old, p = self._batch, self._model.parameters
-        if old is None or old.boxes is not batch.boxes:
+        is_other = old is None or old.boxes is not batch.boxes
+        if is_other:
             for box in batch.boxes:
                 p.check_box(box)
-        if old is None or not old.same_atoms(batch):
+        is_new = old is None or not old.same_atoms(batch)
+        if self._mesh_choice is not None and (
+            old is None or old.boxes is not batch.boxes or is_new
+        ):
+            parameters, _ = self._mesh_choice.update(batch.boxes, is_new=is_new)
+            cells = np.stack([box.cell for box in batch.boxes])
+            self._mesh = Mesh(torch.from_numpy(cells), parameters)
+        if is_new:
             atoms = batch.numbers, batch.charge, batch.system_ptr
             self._systems = Systems.of(p, *map(torch.from_numpy, atoms))
             self._status = torch.zeros(len(batch.numbers), dtype=torch.int32)

@@ -314,8 +314,11 @@ class DeviceDynamics:
 
     def _checked(self, observation: Observation) -> Observation:
         """Raise `InputError` if a barostat has made a box too small for a Coulomb energy."""
-        for box in self._state.batch.with_cells(observation.state.cell).boxes:
+        boxes = self._state.batch.with_cells(observation.state.cell).boxes
+        for box in boxes:
             self._state.model.parameters.check_box(box)
+        if self._state.mesh_choice is not None:
+            self._state.mesh_choice.check(boxes)
         return observation
 
     def observe(self) -> Observation:

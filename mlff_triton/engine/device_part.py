@@ -32,6 +32,7 @@ from mlff_triton.engine.part import (
 from mlff_triton.engine.step import Outputs, Systems, evaluate_part
 from mlff_triton.engine.step_graph import StepGraph
 from mlff_triton.engine.totals import WIDTH, Totals
+from mlff_triton.kernels.electrostatics.charge_channels import channel_sums
 from mlff_triton.kernels.neighbors.shells import count_hops, renumbered, sort_by_hops
 from mlff_triton.neighbors.box import FloatArray
 from mlff_triton.neighbors.neighbor_list import check_positions
@@ -243,7 +244,7 @@ class PartState(DeviceState):
 
     def _launch_charged(self, systems: Systems, borders: DeviceBorders | AloneBorders) -> Outputs:
         """Launch the kernels of a TensorNet2."""
-        operators = Operators(self.model.operators, self.model.charged_operators)
+        operators = Operators(self.model.operators, self.model.charged_operators, channel_sums)
         own = replace(systems, system_ptr=self._own_ptr)
         given = operators, self.model.parameters, own, self._geometry, self.neighbors.sizes[0]
         forces, atoms, uncertainty = evaluate_charged_part(*given, borders)

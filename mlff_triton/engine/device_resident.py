@@ -134,9 +134,12 @@ class DeviceResident:
 
     def _run_and_wait(self) -> int:
         """Run a step, copy its forces, and return the highest status of any atom."""
-        self._forces = self._graph.run(self._launch, self._state.neighbors.layout).clone()
+        layout = self._state.neighbors.layout
+        self._forces = self._graph.run(self._launch, layout).clone()
         self._state.wait()
         self._check_cell()
+        if self._state.neighbors.layout != layout:  # as the cell has outgrown its mesh
+            return self._run_and_wait()
         return int(self._status[0])
 
     def _check_cell(self) -> None:

@@ -17,10 +17,13 @@ from mlff_triton._common.cuda_graphs import GraphPool
 from mlff_triton.engine.batch import Batch, to_tensor
 from mlff_triton.engine.charged_step import Geometry, Operators, evaluate_charged_step
 from mlff_triton.engine.device_neighbors import AtomBuffers, DeviceModel, DeviceNeighbors
+from mlff_triton.engine.mesh import Mesh
 from mlff_triton.engine.step import Outputs, Systems, evaluate_step
 from mlff_triton.engine.step_graph import StepGraph
 from mlff_triton.errors import InputError, OverlappingAtomsError
 from mlff_triton.kernels.common.compilation import compile_ahead
+from mlff_triton.kernels.electrostatics.charge_channels import channel_sums
+from mlff_triton.kernels.electrostatics.types import PMEParameters
 from mlff_triton.kernels.types.status import AGE, CONTACT, FAR, NOT_FINITE, OVERLAP, SHORT, STALE
 from mlff_triton.neighbors.box import Box, check_box
 
@@ -60,6 +63,8 @@ class DeviceState:
         self._is_built = False
         self._compiled_layout = -1
         self._age = self._last_age = 0  # see `_grow_older`
+        self.mesh_choice = model.parameters.mesh_choice
+        self._mesh: PMEParameters | None = None
         self.has_contacts = False
 
     def _make_neighbors(self) -> DeviceNeighbors:
@@ -86,8 +91,12 @@ class DeviceState:
         for k in changed:
             check_box(int(batch.counts[k]), batch.boxes[k], self.neighbors.radius)
             self.model.parameters.check_box(batch.boxes[k])
-        if last is None or not last.same_atoms(batch):
+        is_new = last is None or not last.same_atoms(batch)
+        if is_new:
             self._set_atoms(batch)
+        if self.mesh_choice is not None and (is_new or changed):
+            self._mesh, differs = self.mesh_choice.update(batch.boxes, is_new=is_new)
+            self.neighbors.layout += differs  # as launches change
         if changed:
             pbc = [(last.boxes[k].pbc == batch.boxes[k].pbc).all() for k in changed] if last else []
             self._is_built = self._is_built and all(pbc)
@@ -172,7 +181,7 @@ class DeviceState:
         model, p, geometry = self.model, self.model.parameters, self._find_edges()
         if p.charges is None:
             return evaluate_step(model.operators, p, self._sorted, geometry.near, self._status)
-        operators = Operators(model.operators, model.charged_operators)
+        operators = Operators(model.operators, model.charged_operators, channel_sums)
         return evaluate_charged_step(operators, p, self._sorted, geometry, self._status)
 
     def _find_edges(self) -> Geometry:
@@ -182,7 +191,8 @@ class DeviceState:
         far = near if charges is not None and charges.is_truncated else None
         if self.neighbors.has_far_edges:
             far, self._status = self.neighbors.far_edges(self._status)
-        return Geometry(self.atoms.positions, near, far)
+        mesh = None if self._mesh is None else Mesh(self.atoms.cell, self._mesh)
+        return Geometry(self.atoms.positions, near, far, mesh)
 
     def settle(self, run: Callable[[], int]) -> None:
         """Run steps until the neighbor matrix was valid throughout the last one.

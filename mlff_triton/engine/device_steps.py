@@ -175,8 +175,13 @@ class DeviceSteps(Steps):
         """Return the steps of a part of a system with a total charge in elementary charges."""
         return DevicePart(self._model, charge, self._on_gpu)
 
-    def queue(self, batch: TensorBatch) -> Prediction:
-        """Queue the step of a batch on the GPU, see `DeviceStream.run`."""
+    def queue(self, batch: TensorBatch) -> Prediction | None:
+        """Queue the step of a batch on the GPU, see `DeviceStream.run`.
+
+        Models with particle-mesh Ewald return None: the host has to see each cell.
+        """
+        if self._model.parameters.mesh_choice is not None:
+            return None  # as the host chooses the mesh for the cells
         with self._on_gpu(batch):
             size = len(batch.numbers), len(batch.cell)
             stream = self._streams.pop(size, None) or DeviceStream(self._model, *size)

@@ -252,8 +252,6 @@ def _model_obstacle(model: TensorNet, dtype: torch.dtype) -> str | None:
         return "the engine needs a model with an interaction layer"
     if not model.is_local and not model.config.self_loops:
         return "the engine needs a TensorNet2 with self-loops"
-    if model.uses_mesh:
-        return "the engine has no particle-mesh Ewald yet"
     return table_obstacle(model, dtype) if dtype in DTYPES else None
 
 

@@ -9,6 +9,7 @@ import torch
 
 from mlff_triton._common.text import first_line
 from mlff_triton.engine.charged_step import Operators
+from mlff_triton.kernels.electrostatics.reference.charge_channels import channel_sums
 
 PACKAGES = {"cpu": "cpu", "torch": "reference"}
 """Folder of the operators of each backend, within those of `mlff_triton.kernels`."""
@@ -19,7 +20,7 @@ def load(backend: str) -> Operators:
     folder = PACKAGES[backend]
     network = import_module(f"mlff_triton.kernels.tensornet.{folder}.operators")
     charges = import_module(f"mlff_triton.kernels.tensornet2.{folder}.operators")
-    return Operators(network, charges)
+    return Operators(network, charges, channel_sums)
 
 
 def cpu_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from mlff_triton.engine.batch import Batch, IntArray, as_array, to_tensor
 from mlff_triton.engine.charged_step import Geometry, Operators, evaluate_charged_step
 from mlff_triton.engine.host_part import ExactPart, SequencePart, within
+from mlff_triton.engine.mesh import Mesh
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.part import reach
 from mlff_triton.engine.step import Systems, evaluate_step
@@ -173,6 +174,8 @@ class SequenceSteps(ListSteps):
         self.operators = operators
         self.parameters = parameters
         self.dtype = dtype
+        self._mesh_choice = parameters.mesh_choice
+        self._batch: Batch | None = None
 
     def check_species(self, numbers: IntArray) -> None:
         """Raise `UnknownElementError` unless the model knows all atomic numbers, int64 [N]."""
@@ -223,9 +226,17 @@ class SequenceSteps(ListSteps):
         else:
             near = self._edges(*within(p.charges.network_cutoff, graph, vectors))
             far = self._edges(graph, vectors) if p.charges.is_truncated else None
-            geometry = Geometry(positions, near, far)
+            geometry = Geometry(positions, near, far, self._mesh(batch, cells))
             outputs = evaluate_charged_step(self.operators, p, systems, geometry, status)
         return outputs.prediction.map(Tensor.cpu)
+
+    def _mesh(self, batch: Batch, cells: Tensor) -> Mesh | None:
+        """Return the mesh of a batch, if the Coulomb energy is by particle-mesh Ewald."""
+        if self._mesh_choice is None:
+            return None
+        is_new = self._batch is None or not self._batch.same_atoms(batch)
+        self._batch = batch
+        return Mesh(cells, self._mesh_choice.update(batch.boxes, is_new=is_new)[0])
 
     def _edges(self, graph: Graph, vectors: Tensor) -> Edges:
         """Return the edges of a graph as the operators read them."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mlff_triton.engine.charge_parameters import ChargeParameters, bonded_nuclei
+from mlff_triton.engine.mesh import MeshChoice
 from mlff_triton.engine.radial_tables import TOLERANCES, RadialTables, find_knots, tabulate
 from mlff_triton.errors import UnsupportedModelError
 from mlff_triton.kernels.numerics.split import SplitWeight
@@ -155,6 +156,13 @@ class Parameters:
         """True if the model predicts the partial charge of each atom."""
         return self.charges is not None and self.charges.coulomb is not None
 
+    @property
+    def mesh_choice(self) -> MeshChoice | None:
+        """A new choice of the mesh of a batch, if the Coulomb energy is particle-mesh Ewald."""
+        if isinstance(self.config, TensorNet2Config) and self.config.coulomb_method == "pme":
+            return MeshChoice(self.config)
+        return None
+
     def check_box(self, box: Box) -> None:
         """Raise `InputError` if the Coulomb energy of a TensorNet2 is not defined in a box."""
         if isinstance(self.config, TensorNet2Config):
@@ -208,10 +216,6 @@ class Parameters:
         if not model.is_local and not model.config.self_loops:
             raise UnsupportedModelError(
                 "the engine needs the self-loops of a TensorNet2: use backend='exact'"
-            )
-        if model.uses_mesh:
-            raise UnsupportedModelError(
-                "the engine has no particle-mesh Ewald: use backend='exact'"
             )
         exact = _exact(model)
         tables = tabulate(exact, TOLERANCES[dtype]).to(device, dtype)

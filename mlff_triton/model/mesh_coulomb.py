@@ -8,6 +8,7 @@ over waves here. Charged cells get a uniform background that neutralizes them.
 from __future__ import annotations
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from mlff_triton._common.cuda_graphs import is_capturing
@@ -60,6 +61,11 @@ def mesh_parameters(config: TensorNet2Config, cell: Tensor) -> PMEParameters:
     assert config.coulomb_cutoff is not None
     assert config.pme_error is not None
     return pme_parameters(cell, config.coulomb_cutoff, config.pme_error)
+
+
+def splitting_of(config: TensorNet2Config) -> float:
+    """Return the splitting in 1/Å of a model, which does not depend on cells."""
+    return mesh_parameters(config, torch.eye(3)[None]).splitting
 
 
 def prepare_mesh(

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from mlff_triton.kernels.electrostatics.charge_channels import channel_sums
 from mlff_triton.kernels.electrostatics.pme_energy import pme_energy
 from mlff_triton.kernels.electrostatics.types import ORDERS, PMEParameters
 
@@ -26,11 +27,20 @@ def electrostatic_energy(order: int, dtype: torch.dtype, wide: bool) -> object:
     return pme_energy(*atoms, row_ptr, senders, shifts, parameters, check=False)
 
 
+def several_charges(dtype: torch.dtype) -> object:
+    """Compute meshes of several charges per atom, as the engine does."""
+    charges, weights = torch.ones(N, 3, dtype=dtype), torch.ones(3).double()
+    atoms = torch.ones(N, 3).double(), 10 * torch.eye(3)[None].double()
+    parameters = PMEParameters(0.4, 5.0, (8, 12, 16))
+    return channel_sums(charges, weights, *atoms, torch.zeros(N).int(), parameters)
+
+
 def electrostatic_calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
-    """Energies with splines of all orders, by name."""
-    return {
+    """Energies with splines of all orders, and of several charges per atom, by name."""
+    energies = {
         f"pme_energy, order {order}, {dtype}, wide: {wide}": partial(
             electrostatic_energy, order, dtype, wide
         )
         for order, wide in [(5, True), *((order, False) for order in ORDERS)]
     }
+    return {**energies, f"channel_sums, {dtype}": partial(several_charges, dtype)}

@@ -18,6 +18,7 @@ from mlff_triton.engine.device_borders import AloneBorders
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.radial_tables import TOLERANCES
 from mlff_triton.engine.step import Systems
+from mlff_triton.kernels.electrostatics.charge_channels import channel_sums
 from mlff_triton.kernels.tensornet import operators as kernels
 from mlff_triton.kernels.tensornet2 import edge_rows
 from mlff_triton.kernels.tensornet2 import operators as charged_kernels
@@ -34,7 +35,7 @@ from mlff_triton.kernels.tensornet2.edge_messages_backward import edge_messages_
 from mlff_triton.kernels.tensornet2.equilibration import equilibrate, equilibrate_backward
 from mlff_triton.kernels.tensornet2.normalized_product import normalized_product
 from mlff_triton.kernels.types.charge_network import ChargeNetwork
-from mlff_triton.kernels.types.charges import AtomOrder, ReactionField
+from mlff_triton.kernels.types.charges import AtomOrder, EwaldField, ReactionField
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.kernels.types.interaction_network import InteractionNetwork
 from mlff_triton.model.config import TensorNet2Config
@@ -91,6 +92,7 @@ def charges(dtype: torch.dtype) -> object:
     order = AtomOrder(*batch[1:], N)
     given = of_layers, per_charge, per_charge
     coulomb_pairs(torch.ones(N, 3).double(), *given, order)
+    coulomb_edges(*given, edges, EwaldField.of(10.0, 0.3), atoms)
     return coulomb_edges(*given, edges, ReactionField.of(10.0), atoms)
 
 
@@ -136,7 +138,7 @@ def charged_engine_step(n_atoms: int, kind: str, dtype: torch.dtype) -> object:
     systems = Systems.of(p, torch.ones(n_atoms).long(), torch.zeros(1).double(), ptr)
     far = found if p.charges is not None and p.charges.is_truncated else None
     given = Geometry(torch.rand(n_atoms, 3).double(), found, far)
-    operators = Operators(kernels, charged_kernels)
+    operators = Operators(kernels, charged_kernels, channel_sums)
     if far is not None:  # a part of it, too
         n_own = n_atoms // 2
         borders = AloneBorders(n_own + 3, n_own)

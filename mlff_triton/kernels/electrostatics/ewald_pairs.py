@@ -30,32 +30,11 @@ from mlff_triton.kernels.electrostatics.derivatives import (
 )
 from mlff_triton.kernels.electrostatics.reference import ewald_pairs as reference
 from mlff_triton.kernels.electrostatics.types import COULOMB, Electrostatics
-from mlff_triton.kernels.numerics.exponential import exp_of_normal
+from mlff_triton.kernels.numerics.error_function import erfc
 from mlff_triton.kernels.ops.segment_sum import segment_sum
 
 _COULOMB = tl.constexpr(COULOMB)
 _TWO_OVER_ROOT_PI = tl.constexpr(1.1283791670955126)
-
-
-@triton.jit
-def _erfc(x):
-    """Return erfc(x) and exp(-x^2), for x >= 0.
-
-    In float32, erfc(x) exp(x^2) is a polynomial in 1 / (1 + x / 2), fitted by least squares to a
-    relative error of 6e-8 up to x = 12. It does not cancel where erfc(x) is small.
-    """
-    if x.dtype == tl.float64:
-        decay = tl.exp(-x * x)
-        value = 1 - tl.erf(x)
-    else:
-        decay = exp_of_normal(tl.maximum(-x * x, -80.0))
-        t = 1 / (1 + 0.5 * x)
-        value = -0.0601972503 * t + 0.289869042
-        value = (value * t - 0.497684855) * t + 0.289468138
-        value = (value * t - 0.0340365207) * t + 0.205621538
-        value = (value * t + 0.242415694) * t + 0.282462267
-        value = (value * t + 0.282081896) * t * decay
-    return value, decay
 
 
 @triton.jit
@@ -116,7 +95,7 @@ def _ewald_pairs_kernel(
         near = live & ((squared >= limit) == 0)  # NaN stays
         distance = tl.sqrt(tl.where(near, squared, 1.0).to(dtype))
         inverse = 1 / distance
-        value, decay = _erfc(alpha * distance)
+        value, decay = erfc(alpha * distance)
         value = value * inverse
         slope = -(value + _TWO_OVER_ROOT_PI * alpha * decay) * inverse * inverse
         potential += tl.where(near, value * other, 0.0).to(dtype)

@@ -214,6 +214,16 @@ def _mesh_ewald(
     return out
 
 
+def mesh_gradients(
+    charges: Tensor, positions: Tensor, cell: Tensor, system: Tensor, parameters: PMEParameters
+) -> EnergyGradients:
+    """Compute `mesh_ewald` for atoms that need no check, and return all gradients."""
+    mesh, order = list(parameters.mesh), parameters.order
+    return EnergyGradients(
+        *_mesh_ewald(charges, positions, cell, system, parameters.splitting, mesh, order)
+    )
+
+
 def mesh_ewald(
     charges: Tensor,
     positions: Tensor,
@@ -253,9 +263,5 @@ def mesh_ewald(
         If the tensors are not on a GPU.
     """
     check_atoms(charges, positions, cell, batch)
-    mesh, order = list(parameters.mesh), parameters.order
-    system = systems(charges, batch)
-    found = EnergyGradients(
-        *_mesh_ewald(charges, positions, cell, system, parameters.splitting, mesh, order)
-    )
+    found = mesh_gradients(charges, positions, cell, systems(charges, batch), parameters)
     return Electrostatics(found.energy, found.charges)

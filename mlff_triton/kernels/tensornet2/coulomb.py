@@ -7,7 +7,8 @@ over all other atoms j of a molecule, or over edges within a cutoff b. Then a re
 the relative permittivity r changes g to ``s(d) (1 / d + k d^2 - c)``, where
 ``k (2 r + 1) b^3 = r - 1`` and ``c (2 r + 1) b = 3 r``. This is ``ScalarPlusWeightedCoulomb`` in
 TorchMD-NET 3.1 (``torchmdnet/models/output_modules.py``). The weights contain half the Coulomb
-constant.
+constant. In an Ewald sum of the splitting parameter ``a``, pairs have the energy
+``(erfc(a d) - exp(1 - 1 / (1 - (d / 4.6)^2))) / d``, and a mesh the rest.
 
 The energy is the last operation of a model, so its gradients are computed with it. Pairs are not
 stored: a program owns a few atoms of a system and visits all others in blocks, in the user's order.
@@ -23,14 +24,22 @@ from torch import Tensor
 from mlff_triton.kernels.common.checks import check_device
 from mlff_triton.kernels.common.early_launch import early_launch, wait_for_previous
 from mlff_triton.kernels.common.hardware import register_limit
+from mlff_triton.kernels.numerics.error_function import erfc
 from mlff_triton.kernels.numerics.exponential import LOG2_E
 from mlff_triton.kernels.numerics.product import exact_precision
 from mlff_triton.kernels.tensornet2.launch_sizes import coulomb_blocks
-from mlff_triton.kernels.types.charges import DAMPING, AtomOrder, CoulombSums, ReactionField
+from mlff_triton.kernels.types.charges import (
+    DAMPING,
+    AtomOrder,
+    CoulombSums,
+    EwaldField,
+    ReactionField,
+)
 from mlff_triton.kernels.types.edges import Edges
 
 _DAMPING = tl.constexpr(DAMPING)
 _LARGEST = tl.constexpr(1 - 1 / 128)  # squared relative distance at which the damping ends
+_TWO_OVER_ROOT_PI = tl.constexpr(1.1283791670955126)
 _BLOCK = 32  # atoms per program, and in an iteration
 
 
@@ -49,6 +58,26 @@ def _damping(distance):
         series = 1 - x * (1 / 2) * (1 - x * (1 / 3) * (1 - x * (1 / 4) * series))
         value = tl.where(near & (x < 0.25), x * series, value)
     return value, decay * 2 * distance / (_DAMPING * _DAMPING * rest * rest)
+
+
+@triton.jit
+def _field(distance, constants_ptr, EWALD: tl.constexpr):
+    """Return the energy of unit charges at these distances, and its derivative."""
+    damping, slope = _damping(distance)
+    inverse = 1 / distance
+    if EWALD:
+        splitting = tl.load(constants_ptr + 1).to(distance.dtype)
+        value, decay = erfc(splitting * distance)
+        energy = (value - (1 - damping)) * inverse
+        slope -= _TWO_OVER_ROOT_PI * splitting * decay
+        slope = slope * inverse - energy * inverse
+    else:
+        quadratic = tl.load(constants_ptr + 1).to(distance.dtype)
+        constant = tl.load(constants_ptr + 2).to(distance.dtype)
+        bare = inverse + quadratic * distance * distance - constant
+        energy = damping * bare
+        slope = slope * bare + damping * (2 * quadratic * distance - inverse * inverse)
+    return energy, slope
 
 
 @triton.jit
@@ -168,11 +197,13 @@ def _coulomb_edges_kernel(
     n_slots,
     C: tl.constexpr,
     LANES: tl.constexpr,
+    EWALD: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
     """Sum over the edges of an atom. Grid: one program per atom.
 
-    Reads ``charges[N, n_charges]``, the weights [n_charges] of energy and mean, ``field[3]``, from
+    Reads ``charges[N, n_charges]``, the weights [n_charges] of energy and mean, ``field[3]``, or
+    ``field[2]`` of an Ewald sum, from
     `Edges` ``slot_begin[N]``, ``slot_end[N]``, ``senders[slots]``, ``direction[3, slots]`` and
     ``distance[slots]``, and ``order[N]``. Writes ``grad_charges[N, n_charges]``, ``mean[N]``,
     ``forces[N, 3]`` and ``atoms[7, N]``.
@@ -186,7 +217,6 @@ def _coulomb_edges_kernel(
     charges = tl.load(charges_ptr + atom * n_charges + column, used, other=0.0)
     weights = tl.load(weights_ptr + column, used, other=0.0)
     cutoff = tl.load(field_ptr).to(dtype)
-    quadratic, constant = tl.load(field_ptr + 1).to(dtype), tl.load(field_ptr + 2).to(dtype)
     stride = tl.cast(n_slots, tl.int64)
 
     sums = tl.zeros([LANES, C], dtype)
@@ -207,11 +237,8 @@ def _coulomb_edges_kernel(
         uy = tl.load(direction_ptr + stride + slot, live, other=0.0)
         uz = tl.load(direction_ptr + 2 * stride + slot, live, other=0.0)
         inside = live & (distance < cutoff)
-        inverse = 1 / distance
-        damping, slope = _damping(distance)
-        bare = inverse + quadratic * distance * distance - constant
-        factor = tl.where(inside, damping * bare, 0.0).to(dtype)
-        slope = slope * bare + damping * (2 * quadratic * distance - inverse * inverse)
+        factor, slope = _field(distance, field_ptr, EWALD)
+        factor = tl.where(inside, factor, 0.0).to(dtype)
         # The same bits for the opposite edge
         product = tl.sum(other * charges[None, :] * weights[None, :], axis=1)
         slope = tl.where(inside, slope * product, 0.0).to(dtype)
@@ -313,10 +340,10 @@ def coulomb_edges(
     weights: Tensor,
     mean_weights: Tensor,
     edges: Edges,
-    field: ReactionField,
+    field: ReactionField | EwaldField,
     order: Tensor,
 ) -> CoulombSums:
-    """Compute the Coulomb energies of edges with a reaction field, and the gradients.
+    """Compute the Coulomb energies of edges, and the gradients.
 
     Forces on the two ends of an edge are opposite to the bit.
 
@@ -330,8 +357,8 @@ def coulomb_edges(
         Weights of the charges in their mean.
     edges : Edges
         Edges that include all pairs within the cutoff of the field, of N atoms.
-    field : ReactionField
-        Cutoff and coefficients.
+    field : ReactionField or EwaldField
+        Cutoff and coefficients, of a reaction field or of the pairs of an Ewald sum.
     order : int32 [N or more]
         The user's index of each atom. Results in the user's order are zero for atoms without edges
         here, if there are any.
@@ -363,6 +390,7 @@ def coulomb_edges(
             len(edges.senders),
             C=triton.next_power_of_2(n_charges),
             LANES=blocks.lanes,
+            EWALD=isinstance(field, EwaldField),
             num_warps=blocks.warps,
             **register_limit(blocks.registers),
             **early_launch(charges),

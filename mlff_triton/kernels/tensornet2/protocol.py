@@ -7,7 +7,13 @@ from typing import Protocol
 from torch import Tensor
 
 from mlff_triton.kernels.types.charge_network import ChargeNetwork
-from mlff_triton.kernels.types.charges import AtomOrder, CoulombSums, ReactionField, SumParts
+from mlff_triton.kernels.types.charges import (
+    AtomOrder,
+    CoulombSums,
+    EwaldField,
+    ReactionField,
+    SumParts,
+)
 from mlff_triton.kernels.types.edge_rows import EdgeRows
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.kernels.types.interaction_network import InteractionNetwork
@@ -139,7 +145,7 @@ class ChargedOperators(Protocol):
         weights: Tensor,
         mean_weights: Tensor,
         edges: Edges,
-        field: ReactionField,
+        field: ReactionField | EwaldField,
         order: Tensor,
         /,
     ) -> CoulombSums:

@@ -40,6 +40,23 @@ class ReactionField(NamedTuple):
         return cls(torch.tensor(values, dtype=torch.float64, device=device))
 
 
+class EwaldField(NamedTuple):
+    """Division of the Coulomb energy between pairs within a cutoff and a sum over waves.
+
+    Attributes
+    ----------
+    constants : float64 [2]
+        Cutoff in Å, and the splitting parameter in 1/Å.
+    """
+
+    constants: Tensor
+
+    @classmethod
+    def of(cls, cutoff: float, splitting: float, device: torch.device | str = "cpu") -> EwaldField:
+        """Return the constants for a cutoff in Å and a splitting parameter in 1/Å."""
+        return cls(torch.tensor((cutoff, splitting), dtype=torch.float64, device=device))
+
+
 class CoulombSums(NamedTuple):
     """Coulomb energies of charges, and sums over all partners of each atom.
 

@@ -9,14 +9,17 @@ import torch
 from ase import Atoms
 
 from mlff_triton.engine.charged_step import Geometry, Operators, evaluate_charged_step
+from mlff_triton.engine.mesh import Mesh
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.step import Outputs
 from mlff_triton.engine.totals import Totals
+from mlff_triton.kernels.electrostatics.charge_channels import channel_sums
 from mlff_triton.kernels.neighbors.edges import edges
 from mlff_triton.kernels.neighbors.neighbor_list import build_rows
 from mlff_triton.kernels.tensornet import operators as fused
 from mlff_triton.kernels.tensornet2 import operators as charged
 from mlff_triton.model.tensornet2 import TensorNet2
+from mlff_triton.neighbors.box import Box
 from mlff_triton.testing import assert_close, random_cluster, random_crystal, tolerance, water_box
 from tests.support.charged import charged_model
 from tests.support.tensornets import Batch, uncertain
@@ -28,6 +31,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning"),
 ]
 
+OPERATORS = Operators(fused, charged, channel_sums)
 SKIN, CAPACITY = 0.5, 128
 ORDERS = {"energy": 0, "atom_energies": 0, "charges": 0, "uncertainty": 1, "forces": 1, "virial": 1}
 VARIANTS = {
@@ -35,6 +39,7 @@ VARIANTS = {
     "all pairs, SO(3)": {"group": "SO(3)", "repulsion": True, "charge_channels": 16},
     "reaction field": {"coulomb_cutoff": 2.5, "num_layers": 2},
     "reaction field, beyond the network": {"coulomb_cutoff": 5.0},
+    "particle-mesh Ewald": {"coulomb_cutoff": 5.0, "pme_error": 1e-3},
     "no Coulomb energy": {"coulomb": False, "head_layers": 1},
 }
 
@@ -53,9 +58,13 @@ def run(batch: Batch, p: Parameters, dtype: torch.dtype, device: str) -> Outputs
 
     far, status = within(p.cutoff)
     near, _ = within(p.charges.network_cutoff)
-    geometry = Geometry(positions, near, far if p.charges.is_truncated else None)
+    mesh = None
+    if p.mesh_choice is not None:
+        boxes = [Box.of(a.cell.array, a.pbc) for a in batch.structures]
+        mesh = Mesh(cell, p.mesh_choice.update(boxes, is_new=True)[0])
+    geometry = Geometry(positions, near, far if p.charges.is_truncated else None, mesh)
     systems = batch.systems(p, rows.order)
-    return evaluate_charged_step(Operators(fused, charged), p, systems, geometry, status)
+    return evaluate_charged_step(OPERATORS, p, systems, geometry, status)
 
 
 def on_cpu(outputs: Outputs) -> Outputs:
@@ -81,7 +90,7 @@ def check(batch: Batch, model: TensorNet2, dtype: torch.dtype, device: str) -> N
     assert not outputs.totals.status.any()
 
 
-IN_FLOAT32 = ("all pairs", "reaction field")  # which run all kernels
+IN_FLOAT32 = ("all pairs", "reaction field", "particle-mesh Ewald")  # which run all kernels
 STEPS = [
     *((variant, torch.float64) for variant in VARIANTS),
     *((variant, torch.float32) for variant in IN_FLOAT32),
@@ -99,6 +108,9 @@ def test_agrees_with_the_exact_module(variant, dtype, device):
     structures = [random_cluster(5), Atoms("C", [[0, 0, 0]]), random_cluster(3, seed=5)]
     if variant == "no Coulomb energy":
         structures[2] = random_crystal(2, "triclinic")
+    if variant == "particle-mesh Ewald":
+        kinds = [(5, "triclinic"), (1, "cubic"), (3, "small")]
+        structures = [random_crystal(n, kind, seed=n) for n, kind in kinds]
     check(Batch(structures, [1, 0, -2], model.cutoff), model, dtype, device)
 
 

@@ -45,6 +45,7 @@ ORDERS |= dict.fromkeys(("forces", "virial", "uncertainty"), 1)
 SKIN = 0.5
 PERIODIC = {"coulomb_cutoff": 2.5, "cutoff_upper": 3.0}  # one list for both cutoffs
 TETRAHEDRON = [[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]]
+MESH = {"coulomb_cutoff": 5.0, "cutoff_upper": 3.0, "pme_error": 1e-3}
 LONG = {"coulomb_cutoff": 4.0, "cutoff_upper": 3.0}
 
 
@@ -209,7 +210,7 @@ def test_too_few_slots_of_the_shorter_list(new_steps, device):
     assert queue(2.7).energy.isfinite().all()
 
 
-@pytest.mark.parametrize("changes", [{}, PERIODIC], ids=str)
+@pytest.mark.parametrize("changes", [{}, PERIODIC, MESH], ids=str)
 def test_dynamics(new_steps, changes):
     """Energies and forces after some steps are those of where the atoms are then."""
     atoms = crystal().copy() if changes else random_cluster(5)
@@ -231,7 +232,11 @@ def test_dynamics(new_steps, changes):
     expected = truth(*changes.items()).evaluate(batch_of(atoms, charge=[1]))
     assert_close(torch.tensor(seen.energy), expected.energy, 0)
     assert_close(torch.tensor(seen.forces), expected.forces, 1)
-    if changes:
+    if changes == MESH:
+        large = replace(seen, state=replace(seen.state, cell=seen.state.cell * 1.5))
+        with pytest.raises(InputError, match="stretched the cell"):
+            dynamics._checked(large)  # as after a block with a barostat
+    elif changes:
         shrunk = replace(seen, state=replace(seen.state, cell=seen.state.cell * 0.6))
         with pytest.raises(InputError, match="less than twice the Coulomb cutoff"):
             dynamics._checked(shrunk)  # as after a block with a barostat
@@ -259,3 +264,63 @@ def test_heights_of_boxes_are_those_of_the_host(rng):
 def test_memory_of_long_lists():
     short = step_memory(1000, 128, 2, torch.float32)
     assert step_memory(1000, 128, 2, torch.float32, 800) - short == 800 * 1000 * 48
+
+
+def test_meshes(new_steps):
+    """Batches of any cells, smaller ones than the cutoff included."""
+    steps, kinds = new_steps(MESH), [(5, "triclinic"), (1, "cubic"), (3, "small")]
+    systems = [random_crystal(n, kind, seed=n) for n, kind in kinds]
+    for charge in ([0, 1, -2], [1, 0, 1]):
+        check(steps, MESH, *systems, charge=charge)
+    with pytest.raises(InputError, match="needs a periodic cell"):
+        steps.evaluate(batch_of(random_cluster(3)))
+
+
+def test_meshes_of_cells_that_change(new_steps):
+    """A mesh stays until a cell outgrows it, so that captured steps are seldom captured again."""
+    steps, atoms = new_steps(MESH), crystal().copy()
+    steps.evaluate(batch_of(atoms))
+    (state,) = (buffers._state for buffers in steps._batches.values())
+    meshes = [state._mesh.mesh]
+    for scale in (0.97, 1.02, 1.3, 1.25):
+        other = atoms.copy()
+        other.set_cell(scale * atoms.cell.array, scale_atoms=True)
+        found, expected = (
+            engine.evaluate(batch_of(other)) for engine in (steps, truth(*MESH.items()))
+        )
+        assert_close(found.charges, expected.charges, 0)
+        assert (found.forces - expected.forces).norm() < 1e-3 * expected.forces.norm()
+        meshes.append(state._mesh.mesh)
+    assert meshes[0] == meshes[1]
+    assert meshes[3] == meshes[4]
+    assert np.prod(meshes[3]) > np.prod(meshes[0])
+
+
+def test_meshes_give_the_same_bits_again(new_steps):
+    batch = batch_of(crystal(), charge=[1])
+    runs = [new_steps(MESH, torch.float32).evaluate(batch) for _ in range(2)]
+    assert_equal(*runs)
+
+
+def test_meshes_of_resident_systems(new_steps, device):
+    """Steps see a new cell before the host, and are repeated if it has outgrown its mesh."""
+    steps, atoms = new_steps(MESH), crystal().copy()
+    batch = Batch.of(atoms.numbers, np.zeros((24, 3)), atoms.cell.array, True, charge=1)
+    step = steps.resident(batch, Units())
+    for scale in (1.0, 1.4):
+        atoms.set_cell(scale * crystal().cell.array, scale_atoms=True)
+        expected = truth(*MESH.items()).evaluate(batch_of(atoms, charge=[1]))
+        given = (torch.tensor(a, device=device) for a in (atoms.positions, atoms.cell.array))
+        energy, forces = step(*given)
+        assert_close(energy, expected.energy[0], 0)
+        assert_close(forces.cpu(), expected.forces, 1)
+
+
+def test_batches_with_meshes_are_not_queued(new_steps, device):
+    """The host has to see each cell, so `Engine.queue` computes them as `Engine.compute` does."""
+    steps, atoms = new_steps(MESH), crystal()
+    numbers = torch.tensor(atoms.numbers, device=device)
+    cell, positions = (torch.tensor(a, device=device) for a in (atoms.cell.array, atoms.positions))
+    system = torch.zeros_like(numbers)
+    given = TensorBatch(numbers, positions, cell[None], True, system, None)
+    assert steps.queue(given) is None

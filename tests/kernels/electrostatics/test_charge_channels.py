@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from mlff_triton._common.cuda_graphs import GraphPool, record
+from mlff_triton.kernels.electrostatics import charge_channels
 from mlff_triton.kernels.electrostatics.reference.charge_channels import (
     channel_potentials,
     channel_sums,
@@ -70,3 +72,33 @@ def test_bits_do_not_depend_on_threads(monkeypatch):
     assert all(
         map(torch.equal, found[0], channel_sums(charges.float(), weights, *case.atoms[1:], MESH))
     )
+
+
+@pytest.mark.parametrize(
+    "structures", [[(40, "triclinic")], [(1, "small")], [(7, "cubic"), (1, "cubic"), (20, "small")]]
+)
+def test_kernels_agree_with_the_reference(structures, device, dtype):
+    case = charged(*structures)
+    charges, weights = channels(case)
+    charges = charges.to(dtype)
+    expected = channel_sums(charges.double(), weights, *case.atoms[1:], MESH)
+    atoms = case.positions.to(device), case.cell.to(device), case.batch.int().to(device)
+    found = charge_channels.channel_sums(charges.to(device), weights.to(device), *atoms, MESH)
+    assert found.potential.dtype is dtype
+    for value, exact, degree in zip(found, expected, (0, 1, 1), strict=True):
+        assert_close(value.cpu(), exact, degree, dtype, floor=1.0)
+    again = charge_channels.channel_sums(charges.to(device), weights.to(device), *atoms, MESH)
+    assert all(map(torch.equal, found, again))
+
+
+@pytest.mark.gpu
+def test_can_be_captured(device):
+    case = charged((40, "triclinic"))
+    charges, weights = (t.to(device) for t in channels(case))
+    atoms = case.positions.to(device), case.cell.to(device), case.batch.int().to(device)
+    expected = charge_channels.channel_sums(charges, weights, *atoms, MESH)
+    graph, found = record(
+        lambda: charge_channels.channel_sums(charges, weights, *atoms, MESH), GraphPool()
+    )
+    graph.replay()
+    assert all(map(torch.equal, found, expected))

@@ -6,7 +6,7 @@ import torch
 from mlff_triton.kernels.tensornet2.cpu import coulomb as loops
 from mlff_triton.kernels.tensornet2.reference import coulomb as reference
 from mlff_triton.kernels.tensornet2.reference.coulomb import _damping
-from mlff_triton.kernels.types.charges import AtomOrder, CoulombSums, ReactionField
+from mlff_triton.kernels.types.charges import AtomOrder, CoulombSums, EwaldField, ReactionField
 from mlff_triton.testing import assert_close
 from tests.kernels.tensornet2.batches import random_batch
 from tests.support.random_inputs import (
@@ -20,6 +20,11 @@ from tests.support.random_inputs import (
 from tests.support.torchmd_net import import_torchmdnet
 
 CUTOFF = 1.8  # Å; some of the edges are longer
+FIELDS = {
+    "reaction field": lambda device: ReactionField.of(CUTOFF, device=device),
+    "Ewald": lambda device: EwaldField.of(CUTOFF, 0.9, device),
+}
+fields = pytest.mark.parametrize("field", FIELDS)
 PAIRS = [
     # sizes of systems, charges
     ((1,), 48),
@@ -65,13 +70,13 @@ def pairs(module):
     return coulomb_pairs
 
 
-def truncated(module):
+def truncated(module, field="reaction field"):
     """Return the energies within a cutoff, and their gradients, in the working dtype."""
 
     def coulomb_edges(charges, weights, edges):
-        field = ReactionField.of(CUTOFF, device=charges.device)
         order = torch.arange(len(charges), device=charges.device).flip(0).int()
-        given = charges, weights, weights.flip(0), edges, field, order
+        constants = FIELDS[field](charges.device)
+        given = charges, weights, weights.flip(0), edges, constants, order
         return in_dtype(module.coulomb_edges(*given), charges.dtype)
 
     return coulomb_edges
@@ -89,12 +94,35 @@ def test_pairs_agree_with_the_reference(sizes, n_charges, family, dtype):
     assert_matches(pairs(operator), pairs(reference), inputs, device, dtype, 1)
 
 
+@fields
 @pytest.mark.parametrize(("n_atoms", "n_charges", "neighbors", "layout"), EDGES)
-def test_edges_agree_with_the_reference(n_atoms, n_charges, neighbors, layout, family, dtype):
+def test_edges_agree_with_the_reference(
+    n_atoms, n_charges, neighbors, layout, field, family, dtype
+):
     operator, device = family
     edges = random_edges(n_atoms, layout, neighbors)
     inputs = numbers(n_atoms, n_charges), positive(n_charges), edges
-    assert_matches(truncated(operator), truncated(reference), inputs, device, dtype, 1)
+    functions = truncated(operator, field), truncated(reference, field)
+    assert_matches(*functions, inputs, device, dtype, 1)
+
+
+@pytest.mark.parametrize("distance", [0.2, 1.0, 2.0, 4.5, 4.5828, 4.5999, 4.6, 8.9])
+def test_a_pair_of_an_ewald_sum_at_any_distance(distance, family, dtype):
+    operator, device = family
+    edges = random_edges(2, "csr", 1)
+    edges = edges._replace(distance=torch.full_like(edges.distance, distance))
+
+    def pair(module):
+        def compute(charges, weights, edges):
+            field = EwaldField.of(9.0, 0.35, charges.device)
+            order = torch.arange(2, device=charges.device).int()
+            given = charges, weights, weights, edges, field, order
+            return in_dtype(module.coulomb_edges(*given), charges.dtype)
+
+        return compute
+
+    inputs = numbers(2, 4), positive(4), edges
+    assert_matches(pair(operator), pair(reference), inputs, device, dtype, 1)
 
 
 @pytest.mark.parametrize("distance", [0.2, 1.0, 2.0, 4.5, 4.5828, 4.5999, 4.6, 20.0])
@@ -112,7 +140,8 @@ def test_gives_the_same_bits_again(family):
     inputs = pair_inputs((n_atoms, 2, 40), 48)
     assert_repeats(pairs(operator), inputs, device, torch.float32)
     inputs = numbers(n_atoms, 48), positive(48), random_edges(n_atoms, "rows")
-    assert_repeats(truncated(operator), inputs, device, torch.float32)
+    for field in FIELDS:
+        assert_repeats(truncated(operator, field), inputs, device, torch.float32)
 
 
 def test_a_system_has_the_same_bits_alone(family):
@@ -170,12 +199,13 @@ def test_virials_of_pairs(is_reference, family):
     assert_close(found.atoms[1:].sum(1), xx_to_xy, 1)
 
 
-def test_reference_of_edges_has_the_right_gradients():
+@fields
+def test_reference_of_edges_has_the_right_gradients(field):
     edges, charges, weights = random_edges(7, "rows"), numbers(7, 4), positive(4)
     charges.requires_grad_()
     growth = torch.zeros_like(edges.distance, requires_grad=True)
     longer = edges._replace(distance=edges.distance + growth)
-    found = truncated(reference)(charges, weights, longer)
+    found = truncated(reference, field)(charges, weights, longer)
     expected, slope = torch.autograd.grad(found.atoms[0].sum(), (charges, growth))
     assert_close(found.grad_charges, expected, 1)
     slots, receivers = edges.live()
@@ -187,13 +217,14 @@ def test_reference_of_edges_has_the_right_gradients():
     assert_close(found.atoms[6].flip(0), xy, 1)
 
 
-def test_forces_on_both_ends_of_an_edge_are_opposite(family):
+@fields
+def test_forces_on_both_ends_of_an_edge_are_opposite(field, family):
     operator, device = family
     inputs = numbers(100, 48), positive(48), random_edges(100, "rows", 5)
     charges, weights, edges = moved(inputs, device, torch.float32)
-    field = ReactionField.of(CUTOFF, device=device)
     order = torch.arange(100, device=device).int()
-    forces = operator.coulomb_edges(charges, weights, weights, edges, field, order).forces
+    given = charges, weights, weights, edges, FIELDS[field](device), order
+    forces = operator.coulomb_edges(*given).forces
     assert forces.sum(0).abs().max() < 1e-12 * forces.abs().max()
 
 

@@ -67,21 +67,12 @@ def channel_sums(
     system: Tensor,
     parameters: PMEParameters,
 ) -> ChannelSums:
-    """Compute the same potentials, and the gradients of their energy, in float64.
+    """Compute `mlff_triton.kernels.electrostatics.charge_channels.channel_sums` in float64.
 
-    Parameters
-    ----------
-    charges, positions, cell, system, parameters
-        Same as for `channel_potentials`.
-    weights : [C]
-        Weights of the energies of each kind of charge.
-
-    Returns
-    -------
-    ChannelSums
-        Reproducible to the bit on a CPU, for any number of threads.
+    On a CPU, bits do not depend on the number of threads.
     """
-    dtype, charges, weights = charges.dtype, charges.double(), weights.double()
+    dtype, system = charges.dtype, system.long()
+    charges, weights = charges.double(), weights.double()
     base, fraction = _places(positions, cell, system, parameters)
     some = torch.arange(len(charges), device=charges.device).split(ATOMS)
     mesh = _empty_mesh(charges, cell, parameters)

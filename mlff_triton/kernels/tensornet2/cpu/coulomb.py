@@ -22,7 +22,13 @@ from mlff_triton.kernels.common.cpu.vectors import (
     total,
 )
 from mlff_triton.kernels.tensornet2.reference.coulomb import LARGEST_DECAY
-from mlff_triton.kernels.types.charges import DAMPING, AtomOrder, CoulombSums, ReactionField
+from mlff_triton.kernels.types.charges import (
+    DAMPING,
+    AtomOrder,
+    CoulombSums,
+    EwaldField,
+    ReactionField,
+)
 from mlff_triton.kernels.types.edges import Edges
 
 PARTNERS = 128
@@ -68,7 +74,7 @@ def coulomb_edges(
     weights: Tensor,
     mean_weights: Tensor,
     edges: Edges,
-    field: ReactionField,
+    field: ReactionField | EwaldField,
     order: Tensor,
 ) -> CoulombSums:
     """Compute energies over edges, with gradients and sums over atoms."""
@@ -76,7 +82,8 @@ def coulomb_edges(
     sums, user = _empty_sums(charges[:n_atoms]), order[:n_atoms].long()
     slots = edges.slot_begin, edges.slot_end, edges.senders, edges.direction, edges.distance
     results = sums.grad_charges, sums.forces, sums.atoms
-    run(_coulomb_edges, n_atoms, charges, weights, *slots, field.constants, user, *results)
+    given = field.constants, isinstance(field, EwaldField), user
+    run(_coulomb_edges, n_atoms, charges, weights, *slots, *given, *results)
     sums.charges[user] = (charges[:n_atoms] * mean_weights).sum(1)
     return sums
 
@@ -98,6 +105,20 @@ def _damping(distance):
     exponent = -squared / rest
     slope = math.exp(exponent) * 2.0 * distance / (DAMPING * DAMPING * rest * rest)
     return -math.expm1(exponent), slope
+
+
+@inlined
+def _field(distance, constants, ewald):
+    """Return the energy of unit charges at a distance, and its derivative."""
+    damping, slope = _damping(distance)
+    if ewald:
+        x = constants[1] * distance
+        energy = (math.erfc(x) - (1.0 - damping)) / distance
+        decay = 2.0 / math.sqrt(math.pi) * constants[1] * math.exp(-x * x)
+        return energy, (slope - decay - energy) / distance
+    bare = 1.0 / distance + constants[1] * distance * distance - constants[2]
+    bare_slope = 2.0 * constants[1] * distance - 1.0 / (distance * distance)
+    return damping * bare, slope * bare + damping * bare_slope
 
 
 @algebra
@@ -173,11 +194,10 @@ def _coulomb_pairs(
 
 @allocating_loop
 def _coulomb_edges(
-    charges, weights, slot_begin, slot_end, senders, direction, distance, constants, order,
+    charges, weights, slot_begin, slot_end, senders, direction, distance, constants, ewald, order,
     grad_charges, forces, atoms, first, last,
 ):  # fmt: skip
-    cutoff, quadratic, constant = constants[0], constants[1], constants[2]
-    n_charges = len(weights)
+    cutoff, n_charges = constants[0], len(weights)
     potential = np.empty(n_charges)
     for i in range(first, last):
         gx = gy = gz = xx = yy = zz = yz = xz = xy = energy = 0.0
@@ -187,10 +207,7 @@ def _coulomb_edges(
             d, j, product = np.float64(distance[e]), senders[e], 0.0
             if d >= cutoff:
                 continue
-            damping, slope = _damping(d)
-            bare = 1.0 / d + quadratic * d * d - constant
-            factor = damping * bare
-            slope = slope * bare + damping * (2.0 * quadratic * d - 1.0 / (d * d))
+            factor, slope = _field(d, constants, ewald)
             for q in range(n_charges):
                 weighted = np.float64(weights[q]) * np.float64(charges[j, q])
                 potential[q] += factor * weighted

@@ -5,11 +5,19 @@ Arguments and results are those of `mlff_triton.kernels.tensornet2.coulomb`.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from mlff_triton.kernels.common.reference.tensors import sum_at_receivers
-from mlff_triton.kernels.types.charges import DAMPING, AtomOrder, CoulombSums, ReactionField
+from mlff_triton.kernels.types.charges import (
+    DAMPING,
+    AtomOrder,
+    CoulombSums,
+    EwaldField,
+    ReactionField,
+)
 from mlff_triton.kernels.types.edges import Edges
 
 LARGEST_DECAY = 1 - 1 / 128
@@ -48,19 +56,14 @@ def coulomb_edges(
     weights: Tensor,
     mean_weights: Tensor,
     edges: Edges,
-    field: ReactionField,
+    field: ReactionField | EwaldField,
     order: Tensor,
 ) -> CoulombSums:
     """Compute energies over edges, with gradients and sums over atoms."""
     slots, receivers = edges.live()
     senders, distance = edges.senders[slots].long(), edges.distance[slots]
-    damping, slope = _damping(distance)
-    cutoff, quadratic, constant = field.constants.to(distance)
-    inside = distance < cutoff
-    bare = 1 / distance + quadratic * distance**2 - constant
-    bare_slope = 2 * quadratic * distance - 1 / distance**2
-    factor = damping * bare * inside
-    slope = (slope * bare + damping * bare_slope) * inside
+    inside = distance < field.constants[0].to(distance)
+    factor, slope = (value * inside for value in _field(distance, field))
     n_atoms, user = len(edges.slot_begin), order[: len(edges.slot_begin)].long()
     potential = sum_at_receivers(factor[:, None] * charges[senders] * weights, receivers, n_atoms)
     product = (charges[receivers] * charges[senders] * weights).sum(1)
@@ -83,6 +86,20 @@ def _virials(vectors: Tensor, grad: Tensor) -> Tensor:
     (x, y, z), (gx, gy, gz) = vectors.unbind(1), grad.unbind(1)
     shear = [(y * gz + z * gy) / 2, (x * gz + z * gx) / 2, (x * gy + y * gx) / 2]
     return torch.stack([x * gx, y * gy, z * gz, *shear])
+
+
+def _field(distance: Tensor, field: ReactionField | EwaldField) -> tuple[Tensor, Tensor]:
+    """Return the energy of unit charges at these distances, and its derivative."""
+    damping, slope = _damping(distance)
+    if isinstance(field, EwaldField):
+        x = field.constants[1].to(distance) * distance
+        energy = (torch.erfc(x) - (1 - damping)) / distance
+        decay = 2 / math.sqrt(math.pi) * x * torch.exp(-(x**2))
+        return energy, (slope - decay / distance - energy) / distance
+    _, quadratic, constant = field.constants.to(distance)
+    bare = 1 / distance + quadratic * distance**2 - constant
+    bare_slope = 2 * quadratic * distance - 1 / distance**2
+    return damping * bare, slope * bare + damping * bare_slope
 
 
 def _damping(distance: Tensor) -> tuple[Tensor, Tensor]:

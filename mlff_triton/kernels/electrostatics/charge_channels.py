@@ -1,0 +1,71 @@
+"""Meshes for several charges per atom, with the gradients of their energy.
+
+Each kind of charge is a system of its own for `mesh_ewald`, at the same places. So meshes take as
+much memory as there are kinds of charges.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mlff_triton.kernels.electrostatics.arguments import system_pointers
+from mlff_triton.kernels.electrostatics.mesh_ewald import mesh_gradients
+from mlff_triton.kernels.electrostatics.types import ChannelSums, PMEParameters
+from mlff_triton.kernels.ops.segment_sum import segment_sum
+
+
+def channel_sums(
+    charges: Tensor,
+    weights: Tensor,
+    positions: Tensor,
+    cell: Tensor,
+    system: Tensor,
+    parameters: PMEParameters,
+) -> ChannelSums:
+    """Compute potentials at atoms, and the gradients of their energy, without autograd.
+
+    Results are reproducible to the bit, and calls can be captured in a CUDA graph. Values are not
+    checked; NaN in the input makes results NaN.
+
+    Parameters
+    ----------
+    charges : [N, C]
+        Elementary charges; float32 or float64, which the meshes have, too. All C kinds are
+        independent of one another, and need not be neutral.
+    weights : float64 [C]
+        Weights of the energies of each kind of charge.
+    positions : float64 [N, 3]
+        Å; anywhere.
+    cell : float64 [B, 3, 3]
+        Lattice vectors as rows, Å.
+    system : int32 [N]
+        System of each atom, ascending.
+    parameters : PMEParameters
+        Splitting, mesh and order.
+
+    Returns
+    -------
+    ChannelSums
+
+    Raises
+    ------
+    InputError
+        If all meshes together have more than 2^31 points.
+    """
+    n_atoms, n_channels = charges.shape
+    numbers = torch.arange(n_channels, dtype=system.dtype, device=system.device)
+    found = mesh_gradients(
+        charges.T.reshape(-1),
+        positions.repeat(n_channels, 1),
+        cell.repeat(n_channels, 1, 1),
+        (numbers[:, None] * len(cell) + system).flatten(),
+        parameters,
+    )
+    factors = weights[:, None, None]
+    gradient = (found.positions.view(n_channels, n_atoms, 3) * factors).sum(0)
+    by_cell = (found.cell.view(n_channels, len(cell), 9) * factors).sum(0).view_as(cell)
+    outer = (positions[:, :, None] * gradient[:, None, :]).flatten(1)
+    virial = segment_sum(outer, system_pointers(system, len(cell))).view_as(cell)
+    potential = found.charges.view(n_channels, n_atoms).T
+    return ChannelSums(potential, gradient, virial + cell.mT @ by_cell)
