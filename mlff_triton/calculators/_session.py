@@ -9,6 +9,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from mlff_triton.calculators._plausibility import Plausibility
+from mlff_triton.checkpoints import loaded
 from mlff_triton.checkpoints.dispersion import warn_of_dispersion
 from mlff_triton.dispersion.correction import Dispersion
 from mlff_triton.dispersion.damping import damping_of
@@ -16,6 +17,7 @@ from mlff_triton.engine.batch import Batch
 from mlff_triton.engine.engine import Engine
 from mlff_triton.model.prediction import Ensemble, Prediction
 from mlff_triton.model.tensornet import TensorNet
+from mlff_triton.model.tensornet2 import with_coulomb
 
 
 class System(NamedTuple):
@@ -54,6 +56,8 @@ class Session:
     ----------
     model, device, dtype, backend, skin
         Same as for `mlff_triton.engine.engine.Engine`.
+    coulomb : str, optional
+        Coulomb energy of a model with partial charges, as for `mlff_triton.load_model`.
     dispersion : str, optional
         Correction to add, see `mlff_triton.dispersion.correction.Dispersion`.
 
@@ -74,11 +78,13 @@ class Session:
         dtype: str | torch.dtype = "float32",
         backend: str = "auto",
         skin: float | str = "auto",
+        coulomb: str | None = None,
         dispersion: str | None = None,
     ) -> None:
         if dispersion is not None:
             damping_of(dispersion)  # a wrong name is quickly told
-        self.engine = Engine(model, device, dtype, backend, skin=skin)
+        chosen = model if coulomb is None else with_coulomb(loaded(model), coulomb)
+        self.engine = Engine(chosen, device, dtype, backend, skin=skin)
         self.dispersion: Dispersion | None = None
         if dispersion is not None:
             self.dispersion = Dispersion(dispersion, self.engine.device, self.engine.dtype)

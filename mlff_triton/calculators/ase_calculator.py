@@ -52,6 +52,9 @@ class TensorNetCalculator(Calculator):
         Additional radius of the neighbor list in Å. Larger skins give longer lists, which are
         rebuilt less often. By default, it suits the device and the number of atoms. Results do not
         depend on it.
+    coulomb : {"all-pairs", "reaction-field", "pme"}, optional
+        Coulomb energy of a model with partial charges, as for `mlff_triton.load_model`; by default,
+        the model's own.
     dispersion : str, optional
         Correction to add to all results for a model that was trained without dispersion: "d3bj:"
         and the functional of its training data, such as "d3bj:pbe". It needs the extra
@@ -98,16 +101,19 @@ class TensorNetCalculator(Calculator):
         dtype: str | torch.dtype = "float32",
         backend: str = "auto",
         skin: float | str = "auto",
+        coulomb: str | None = None,
         dispersion: str | None = None,
     ) -> None:
         super().__init__()
-        self.session = Session(model, device, dtype, backend, skin, dispersion)
+        self.session = Session(model, device, dtype, backend, skin, coulomb, dispersion)
         engine = self.session.engine
         if engine.has_charges:
             self.implemented_properties = [*self.implemented_properties, "charges", "dipole"]
         if engine.has_uncertainty:
             self.implemented_properties = [*self.implemented_properties, UNCERTAINTY]
         name = str(model) if isinstance(model, (str, Path)) else type(model).__name__
+        if coulomb is not None:
+            self.parameters.update(coulomb=coulomb)
         self.parameters.update(
             model=name,
             weights=engine.weights,

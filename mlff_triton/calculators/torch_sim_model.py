@@ -126,7 +126,7 @@ class TorchSimModel(ModelInterface):
         dispersion: str | None = None,
     ) -> None:
         super().__init__()
-        session = Session(model, device, dtype, backend, skin, dispersion)
+        session = Session(model, device, dtype, backend, skin, dispersion=dispersion)
         self.engine, self._dispersion = session.engine, session.dispersion
         self._device = self.engine.device
         self._dtype = self.engine.dtype if state_dtype is None else state_dtype

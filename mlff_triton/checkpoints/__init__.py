@@ -34,6 +34,7 @@ from mlff_triton.units import ENERGY_UNITS
 __all__ = [
     "lasting_name",
     "load_model",
+    "loaded",
     "model_card",
     "resolve_path",
     "save_model",
@@ -122,10 +123,15 @@ def load_model(
     path = resolve_path(model)
     # Modules draw their first weights, which those of the file replace.
     with interpreting(str(path)), kept_random_state():
-        loaded = _load(path, energy_unit, add_references=add_references)
+        found = _load(path, energy_unit, add_references=add_references)
     if coulomb is None and coulomb_cutoff is None and pme_error is None:
-        return loaded
-    return with_coulomb(loaded, coulomb, coulomb_cutoff, pme_error)
+        return found
+    return with_coulomb(found, coulomb, coulomb_cutoff, pme_error)
+
+
+def loaded(model: str | Path | TensorNet | Ensemble) -> TensorNet | Ensemble:
+    """Return a loaded model as it is, or load it by `load_model`."""
+    return model if isinstance(model, (TensorNet, Ensemble)) else load_model(model)
 
 
 def shipped_models() -> dict[str, Path]:

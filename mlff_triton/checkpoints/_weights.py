@@ -12,8 +12,9 @@ from torch import Tensor
 from mlff_triton.checkpoints._reading import MAX_FILE_BYTES
 from mlff_triton.errors import CheckpointError
 from mlff_triton.model.config import MAX_CHANNELS, TensorNetConfig
+from mlff_triton.model.prediction import members_of
 from mlff_triton.model.tensornet import UNCERTAINTY, TensorNet
-from mlff_triton.model.tensornet2 import model_of
+from mlff_triton.model.tensornet2 import model_of, with_coulomb
 from mlff_triton.neighbors.graph import Graph
 
 SCALE = ("std", "mean", "references")
@@ -156,6 +157,8 @@ def _check_energies(model: TensorNet, name: str) -> None:
     graph = Graph.from_pairs(*ends, torch.zeros(len(ends[0]), 3, dtype=torch.int64), len(numbers))
     positions = atoms[:, None] * torch.tensor([min(1.5, model.cutoff / 2), 0.0, 0.0])
     single = model if model.dtype == torch.float32 else copy.deepcopy(model).float()
+    if single.uses_mesh:  # the same network and charges, without a cell
+        (single,) = members_of(with_coulomb(single, "reaction-field"))
     with torch.no_grad():
         vectors = graph.vectors(positions, None, None).float()
         found = single.atom_results(numbers, vectors, graph, torch.zeros(len(numbers)))

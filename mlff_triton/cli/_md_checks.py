@@ -123,6 +123,7 @@ def check_consistent(snapshot: Snapshot, restart: Path, given: dict[str, Any]) -
     spans, stages = snapshot.settings.spans, snapshot.settings.stages
     recorded = {
         **snapshot.settings.to_dict(),
+        "coulomb": "that of the model",
         "dispersion": None,
         **snapshot.recipe,
         "ensemble": [stage.ensemble for stage in stages],

@@ -28,6 +28,13 @@ ModelOption = Annotated[
 ChargeOption = Annotated[
     int | None, typer.Option(help="Total charge; by default that of the file, or 0.")
 ]
+CoulombOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Coulomb energy of a model with partial charges: all-pairs, reaction-field or pme; by "
+        "default the model's own."
+    ),
+]
 NoPbcOption = Annotated[
     bool, typer.Option("--no-pbc", help="Drop the cell, and compute in vacuum.")
 ]

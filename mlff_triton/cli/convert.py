@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mlff_triton._common.files import check_new
-from mlff_triton.cli._shared import OverwriteOption, plain_console
+from mlff_triton.cli._shared import CoulombOption, OverwriteOption, plain_console
 from mlff_triton.errors import InputError
 
 
@@ -29,6 +29,14 @@ def convert(
             "by default that of IN."
         ),
     ] = None,
+    coulomb: CoulombOption = None,
+    pme_error: Annotated[
+        float | None,
+        typer.Option(
+            help="Error of the Coulomb forces by pme, relative to them; by default that of IN, or "
+            "1e-4."
+        ),
+    ] = None,
     add_references: Annotated[
         bool,
         typer.Option(
@@ -45,7 +53,14 @@ def convert(
     from mlff_triton.checkpoints import load_model, model_card, resolve_path, save_model
 
     check_new(target, overwrite)
-    loaded = load_model(source, energy_unit, coulomb_cutoff, add_references=add_references)
+    loaded = load_model(
+        source,
+        energy_unit,
+        coulomb_cutoff,
+        coulomb=coulomb,
+        pme_error=pme_error,
+        add_references=add_references,
+    )
     save_model(loaded, target, _text(card) if card else model_card(resolve_path(source)))
     plain_console().print(f"wrote {target}")
 

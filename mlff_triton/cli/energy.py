@@ -14,6 +14,7 @@ from mlff_triton._common.text import printable
 from mlff_triton.cli._exits import complain
 from mlff_triton.cli._shared import (
     ChargeOption,
+    CoulombOption,
     DeviceOption,
     DispersionOption,
     DtypeOption,
@@ -46,6 +47,7 @@ def energy(
         ),
     ],
     model: ModelOption = "default",
+    coulomb: CoulombOption = None,
     charge: ChargeOption = None,
     no_pbc: NoPbcOption = False,
     device: DeviceOption = "auto",
@@ -75,7 +77,7 @@ def energy(
         images += frames
         labels += [(name, k) for k in range(len(frames))]
     set_charge(images, charge)
-    loaded = load_model(model)
+    loaded = load_model(model, coulomb=coulomb)
     backend = best_backend(loaded, device, dtype, len(images))
     calculator = TensorNetCalculator(
         loaded, device=device, dtype=dtype, backend=backend, dispersion=dispersion

@@ -6,11 +6,18 @@ from typing import Annotated
 
 import typer
 
-from mlff_triton.cli._shared import DeviceOption, DispersionOption, DtypeOption, plain_console
+from mlff_triton.cli._shared import (
+    CoulombOption,
+    DeviceOption,
+    DispersionOption,
+    DtypeOption,
+    plain_console,
+)
 
 
 def explain(
     model: Annotated[str, typer.Argument(help="Shipped model or checkpoint.")] = "default",
+    coulomb: CoulombOption = None,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "float32",
     atoms: Annotated[
@@ -35,7 +42,9 @@ def explain(
         correction = Dispersion(dispersion, found, find_dtype(dtype))
         warn_of_dispersion(model, correction.method)
     n_atoms = dispatch.TYPICAL_ATOMS if atoms is None else atoms
-    reasons = dispatch.explain(load_model(model), found, find_dtype(dtype), n_atoms, calls)
-    plain_console().print(f"{model} in {dtype} on {found}:\n{reasons}")
+    loaded = load_model(model, coulomb=coulomb)
+    reasons = dispatch.explain(loaded, found, find_dtype(dtype), n_atoms, calls)
+    energy = "" if coulomb is None else f" with coulomb={coulomb}"
+    plain_console().print(f"{model}{energy} in {dtype} on {found}:\n{reasons}")
     if correction is not None:
         plain_console().print(f"{correction}\nin simulations, {IN_SIMULATIONS}")

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from mlff_triton.cli._shared import CoulombOption
+
 if TYPE_CHECKING:
     from mlff_triton.model.config import TensorNetConfig
     from mlff_triton.model.prediction import Ensemble
@@ -22,13 +24,14 @@ MAX_SHOWN_CHARACTERS = 2_000
 
 def info(
     model: Annotated[str, typer.Argument(help="Shipped model or checkpoint.")],
+    coulomb: CoulombOption = None,
 ) -> None:
     """Describe a model."""
     from mlff_triton._common.text import printable
     from mlff_triton.checkpoints import load_model, resolve_path
 
     path = resolve_path(model)
-    loaded = load_model(model)
+    loaded = load_model(model, coulomb=coulomb)
     console = Console()
     title = Text(printable(path.name))
     table = Table(Column(style="bold"), "", title=title, show_header=False)
@@ -141,12 +144,15 @@ def _charge_rows(config: TensorNetConfig) -> list[tuple[str, str]]:
 
     if not isinstance(config, TensorNet2Config):
         return []
-    coulomb = "none" if not config.coulomb else "all pairs, not for periodic boxes"
-    if config.coulomb_cutoff is not None:
-        coulomb = f"within {config.coulomb_cutoff:g} Å, with a reaction field"
+    coulomb = {
+        None: "none",
+        "all-pairs": "all pairs, not for periodic boxes",
+        "reaction-field": f"within {config.coulomb_cutoff} Å, with a reaction field",
+        "pme": f"particle-mesh Ewald, error {config.pme_error}, pairs to {config.coulomb_cutoff} Å",
+    }
     return [
         ("charges", f"{config.charge_channels} per atom and layer"),
-        ("Coulomb energy", coulomb),
+        ("Coulomb energy", coulomb[config.coulomb_method]),
         ("repulsion", "within bonds" if config.repulsion else "none"),
     ]
 

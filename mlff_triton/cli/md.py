@@ -20,6 +20,7 @@ from mlff_triton.cli._md_checks import (
 )
 from mlff_triton.cli._shared import (
     ChargeOption,
+    CoulombOption,
     DispersionOption,
     DtypeOption,
     FixOption,
@@ -55,6 +56,7 @@ def md(
     context: typer.Context,
     structures: options.Structures = None,
     model: ModelOption = "default",
+    coulomb: CoulombOption = None,
     ensemble: options.Ensemble = ["nvt"],  # noqa: B006
     steps: options.Steps = [2000],  # noqa: B006
     temperature: options.Temperature = ["300"],  # noqa: B006
@@ -136,6 +138,7 @@ def md(
                 "velocities are drawn anew: --keep-velocities takes those of the structure"
             )
         recipe = {"model": lasting_name(model), "device": device, "dtype": dtype}
+        recipe |= {} if coulomb is None else {"coulomb": coulomb}
         if dispersion is not None:
             recipe["dispersion"] = damping_of(dispersion).method
         names = [name for name in structures for _ in range(replicas)]
@@ -151,7 +154,11 @@ def _make_calculator(recipe: dict[str, str]) -> TensorNetCalculator:
 
     first = recipe["device"].partition(",")[0]
     calculator = TensorNetCalculator(
-        recipe["model"], device=first, dtype=recipe["dtype"], dispersion=recipe.get("dispersion")
+        recipe["model"],
+        device=first,
+        dtype=recipe["dtype"],
+        coulomb=recipe.get("coulomb"),
+        dispersion=recipe.get("dispersion"),
     )
     say_dispersion(calculator)
     if calculator.session.dispersion is not None:

@@ -10,6 +10,7 @@ import typer
 from mlff_triton.cli._jobs import ManyDevicesOption, ReadersOption, SchedulerOption, run_job
 from mlff_triton.cli._shared import (
     ChargeOption,
+    CoulombOption,
     DispersionOption,
     DtypeOption,
     ModelOption,
@@ -32,6 +33,7 @@ def predict(
         typer.Option(help="File to write: extended XYZ (.xyz), Parquet (.parquet) or HDF5 (.h5)."),
     ],
     model: ModelOption = "default",
+    coulomb: CoulombOption = None,
     charge: ChargeOption = None,
     no_pbc: NoPbcOption = False,
     dtype: DtypeOption = "float32",
@@ -63,6 +65,7 @@ def predict(
             files,
             out,
             model=model,
+            coulomb=coulomb,
             charge=charge,
             periodic=not no_pbc,
             dtype=dtype,

@@ -14,6 +14,7 @@ from mlff_triton._common.text import printable
 from mlff_triton.cli._exits import EXIT_INCOMPLETE, EXIT_INTERRUPTED, complain
 from mlff_triton.cli._shared import (
     ChargeOption,
+    CoulombOption,
     DeviceOption,
     DispersionOption,
     DtypeOption,
@@ -38,6 +39,7 @@ def relax(
         str, typer.Argument(help="Structure file that ASE can read, or alanine-dipeptide-water.")
     ],
     model: ModelOption = "default",
+    coulomb: CoulombOption = None,
     cell: Annotated[bool, typer.Option("--cell", help="Relax the cell too.")] = False,
     fmax: Annotated[float, typer.Option(help="Largest force that may remain, eV/Å.")] = 0.01,
     steps: Annotated[int, typer.Option(help="Largest number of steps.")] = 1000,
@@ -70,7 +72,9 @@ def relax(
     atoms.info.pop("step", None)  # of an earlier relaxation
     fix_atoms(atoms, structure, fix)
     check_directory(out, overwrite)
-    calculator = TensorNetCalculator(model, device=device, dtype=dtype, dispersion=dispersion)
+    calculator = TensorNetCalculator(
+        model, device=device, dtype=dtype, coulomb=coulomb, dispersion=dispersion
+    )
     say_dispersion(calculator)
     screen([atoms], [structure], calculator)
     moves = statics.relax(atoms, calculator, fmax=fmax, steps=steps, optimizer=optimizer, cell=cell)

@@ -14,6 +14,7 @@ from mlff_triton._common.files import check_new, replace_file
 from mlff_triton.cli._exits import EXIT_INCOMPLETE, complain
 from mlff_triton.cli._shared import (
     ChargeOption,
+    CoulombOption,
     DeviceOption,
     DispersionOption,
     DtypeOption,
@@ -48,6 +49,7 @@ def vibrations(
         str, typer.Argument(help="Relaxed structure, in a file that ASE can read.")
     ],
     model: ModelOption = "default",
+    coulomb: CoulombOption = None,
     displacement: Annotated[float, typer.Option(help="Displacement of atoms, Å.")] = 0.01,
     temperature: Annotated[
         float | None, typer.Option(help="Temperature in K, to add thermochemistry of an ideal gas.")
@@ -90,7 +92,9 @@ def vibrations(
     fix_atoms(atoms, structure, fix)
     if temperature is not None:
         check_ideal_gas(atoms, temperature, pressure, symmetry_number, spin)
-    calculator = TensorNetCalculator(model, device=device, dtype=dtype, dispersion=dispersion)
+    calculator = TensorNetCalculator(
+        model, device=device, dtype=dtype, coulomb=coulomb, dispersion=dispersion
+    )
     say_dispersion(calculator)
     screen([atoms], [structure], calculator)
     found = _find(atoms, calculator, displacement)

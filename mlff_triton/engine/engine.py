@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from mlff_triton.engine.steps import CANNOT_PREPARE, ResidentStep, Steps, Tensor
 from mlff_triton.engine.system_part import SystemPart
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.kernels.common.compilers import start_early
+from mlff_triton.model.mesh_coulomb import ChargedCellWarning, background
 from mlff_triton.model.prediction import Ensemble, Prediction, check_neutral, members_of
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.box import Box, FloatArray
@@ -89,7 +91,8 @@ class Engine:
     Notes
     -----
     Two computations of the same input agree to the bit, except with ``"exact"`` on a GPU, which
-    uses atomic additions. With ``"cpu"``, bits do not depend on the number of threads. Any thread
+    uses atomic additions, and as far as particle-mesh Ewald keeps the mesh of an earlier cell. With
+    ``"cpu"``, bits do not depend on the number of threads. Any thread
     may call; calls wait for one another. Copies and pickles hold the arguments and the model, from
     which the engine is made again. After a fork, an engine on the CPU works in the child with a
     single thread, but CUDA does not. Autocast, inference mode, anomaly detection, the default
@@ -154,6 +157,7 @@ class Engine:
         given = check_skin(skin)
         self._steps = [self._make_steps(member, precision, given) for member in members]
         self._members = members
+        self._has_warned = False
         self.lock = ForkLock(self.device.type == "cuda")
 
     def __reduce__(self) -> tuple[type[Engine], tuple[object, ...]]:
@@ -237,10 +241,28 @@ class Engine:
             return prediction.map(lambda tensor: tensor.to(self.device))
 
     def evaluate(self, batch: Batch) -> Prediction:
-        """Compute a checked batch as `compute` does, and return the results on the CPU."""
-        check_neutral(self.uses_charge, batch.charge)
+        """Compute a checked batch as `compute` does, and return the results on the CPU.
+
+        Warns
+        -----
+        ChargedCellWarning
+            Once, if a cell is charged and its Coulomb energy is by particle-mesh Ewald.
+        """
+        self._check_charge(batch)
         with self._call():
             return Prediction.mean([steps.evaluate(batch) for steps in self._steps])
+
+    def _check_charge(self, batch: Batch) -> None:
+        """Refuse or warn of charged systems, as `evaluate` does."""
+        check_neutral(self.uses_charge, batch.charge)
+        if self._has_warned or not batch.charge.any():
+            return
+        if any(member.uses_mesh for member in self._members):
+            systems = zip(batch.charge, batch.boxes, strict=True)
+            charges = [charge for charge, box in systems if charge and box.pbc.all()]
+            self._has_warned = bool(charges)
+            for charge in charges[:1]:
+                warnings.warn(background(charge), ChargedCellWarning, stacklevel=3)
 
     @property
     def contact_reach(self) -> float:
@@ -272,7 +294,7 @@ class Engine:
         OverlappingAtomsError, BackendError
             As for `compute`.
         """
-        check_neutral(self.uses_charge, batch.charge)
+        self._check_charge(batch)
         with self._call():
             found = [steps.watch(batch, limits) for steps in self._steps]
         predictions, has_contacts = zip(*found, strict=True)
@@ -343,7 +365,7 @@ class Engine:
         with self._call():
             atoms = as_array(numbers)
             batch = Batch.of(atoms, np.zeros((atoms.size, 3)), cell, pbc, charge=charge)
-            check_neutral(self.uses_charge, batch.charge)
+            self._check_charge(batch)
             for steps in self._steps:
                 steps.check_species(batch.numbers)
             members = [steps.resident(batch, units) for steps in self._steps]
@@ -437,7 +459,7 @@ class Engine:
         InputError, UnknownElementError, BackendError
             As for `compute`.
         """
-        check_neutral(self.uses_charge, batch.charge)
+        self._check_charge(batch)
         if len(self._steps) > 1:
             return None
         with self._call():

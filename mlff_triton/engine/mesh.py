@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -22,6 +23,9 @@ MeshOperator = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, PMEParameters],
 """`channel_sums` in `mlff_triton.kernels.electrostatics.charge_channels` or its reference."""
 STRETCH = 1.1
 """Factor by which a barostat may stretch cells while their mesh stays: errors grow by a half."""
+
+MOST_POINTS = 4
+"""Largest ratio of the points of a mesh that is kept to those of one that would be chosen."""
 
 
 class Mesh(NamedTuple):
@@ -61,9 +65,9 @@ class MeshOrder(NamedTuple):
 class MeshChoice:
     """The mesh of a batch, which stays the same while cells change little.
 
-    It is chosen anew for other atoms, and where a cell has grown so much that the error would
-    exceed the model's ``pme_error``. So energies do not jump as cells fluctuate, and a captured
-    step is rarely captured again.
+    It is chosen anew for other atoms, where a cell has grown so much that the error would exceed
+    the model's ``pme_error``, and where cells have shrunk so much that it wastes `MOST_POINTS`. So
+    energies do not jump as cells fluctuate, and a captured step is rarely captured again.
 
     Parameters
     ----------
@@ -86,7 +90,7 @@ class MeshChoice:
             True if the atoms are others than before.
         """
         last, wanted = self._chosen, self._wanted(boxes)
-        if last is not None and not is_new and _is_as_fine(last, wanted):
+        if last is not None and not is_new and _serves(last, wanted):
             return last, False
         self._chosen = wanted
         return wanted, wanted != last
@@ -105,6 +109,13 @@ class MeshChoice:
         return mesh_parameters(
             self._config, torch.from_numpy(np.stack([box.cell for box in boxes]))
         )
+
+
+def _serves(mesh: PMEParameters, wanted: PMEParameters) -> bool:
+    """Return True if a mesh is as fine as another one, and not much finer."""
+    return _is_as_fine(mesh, wanted) and math.prod(mesh.mesh) <= MOST_POINTS * math.prod(
+        wanted.mesh
+    )
 
 
 def _is_as_fine(mesh: PMEParameters, other: PMEParameters) -> bool:

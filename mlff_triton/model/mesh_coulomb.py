@@ -7,6 +7,8 @@ over waves here. Charged cells get a uniform background that neutralizes them.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -23,8 +25,22 @@ from mlff_triton.model.coulomb import COULOMB
 from mlff_triton.model.tensornet import Frame
 from mlff_triton.neighbors.box import Box
 
+MOST_POINTS, MOST_IN_ALL = 1 << 27, 1 << 31
+"""Largest numbers of mesh points of a cell, and of all cells and charges of an atom."""
 UNIT = COULOMB / MESH_COULOMB
 """Factor from energies of the mesh to those of the model, whose constants differ by rounding."""
+
+
+class ChargedCellWarning(UserWarning):
+    """The energy of a charged periodic cell includes a background that neutralizes it."""
+
+
+def background(charge: float) -> str:
+    """Return one line about the background of a charged cell."""
+    return (
+        f"the cell has the charge {charge:+g} e: its energy includes a uniform background that "
+        "neutralizes it, and depends on the size of the cell"
+    )
 
 
 def check_mesh_box(box: Box) -> None:
@@ -56,11 +72,20 @@ def mesh_parameters(config: TensorNet2Config, cell: Tensor) -> PMEParameters:
     Raises
     ------
     InputError
-        If a cell has no volume or is not finite.
+        If a cell has no volume or is not finite, or the mesh would not fit into memory.
     """
     assert config.coulomb_cutoff is not None
     assert config.pme_error is not None
-    return pme_parameters(cell, config.coulomb_cutoff, config.pme_error)
+    found = pme_parameters(cell, config.coulomb_cutoff, config.pme_error)
+    points, n_meshes = math.prod(found.mesh), len(cell) * config.charge_channels
+    if points > MOST_POINTS or points * n_meshes > MOST_IN_ALL:
+        x, y, z = found.mesh
+        raise InputError(
+            f"particle-mesh Ewald needs {n_meshes} meshes of {x} x {y} x {z} points for these "
+            "cells, too many: use smaller cells or batches, a longer coulomb_cutoff, or a larger "
+            "pme_error"
+        )
+    return found
 
 
 def splitting_of(config: TensorNet2Config) -> float:

@@ -317,7 +317,10 @@ def _with_coulomb(
     if method == "all-pairs":
         cutoff = None
     elif method == "reaction-field" and cutoff is None:
-        raise InputError("coulomb='reaction-field' needs a coulomb_cutoff: use 12.0")
+        raise InputError(
+            "a reaction field needs a cutoff: load the model with coulomb_cutoff=12.0, or give it "
+            "one by mlff-triton convert --coulomb-cutoff 12"
+        )
     elif method == "pme":
         cutoff = PME_CUTOFF if cutoff is None else cutoff
         given = (pme_error, old.pme_error, PME_ERROR)

@@ -46,6 +46,7 @@ def predict_files(
     out: str | Path,
     *,
     model: str | Path = "default",
+    coulomb: str | None = None,
     charge: int | None = None,
     periodic: bool = True,
     dtype: str | torch.dtype = "float32",
@@ -74,6 +75,8 @@ def predict_files(
         It appears when it is complete. Until then, files that begin with its name lie beside it.
     model : str or path
         Name of a shipped model, or a checkpoint.
+    coulomb : {"all-pairs", "reaction-field", "pme"}, optional
+        Coulomb energy of a model with partial charges; by default its own.
     charge : int, optional
         Total charge; by default that of each structure, or 0.
     periodic : bool
@@ -127,12 +130,12 @@ def predict_files(
     finish = None if is_xyz else writer_of(path, COUNTS, XYZ)
     precision = dtype_name(find_dtype(dtype))
     method = None if dispersion is None else damping_of(dispersion).method
-    loaded = load_model(model)
+    loaded = load_model(model, coulomb=coulomb)
     has_record = loaded.known_domain is not None or loaded.uncertainty_limit is not None
     has = loaded.has_charges, loaded.has_uncertainty
     if method is not None:
         warn_of_dispersion(model, method)
-    options = lasting_name(model), precision, method, charge, periodic, is_xyz
+    options = lasting_name(model), precision, coulomb, method, charge, periodic, is_xyz
     work = SinglePoints(*options, has_record, *has)
     weights = [member.weights_hash for member in members_of(loaded)]
     settings = {
@@ -145,6 +148,8 @@ def predict_files(
     }
     if method is not None:
         settings["dispersion"] = method
+    if coulomb is not None:
+        settings["coulomb"] = coulomb
     job = Job(lambda: tasks_of(files), work, path, settings, finish=finish)
     if workers is None and scheduler is None:
         workers = workers_for(device, total_size(files))
@@ -194,6 +199,7 @@ class SinglePoints:
 
     model: str
     dtype: str
+    coulomb: str | None
     dispersion: str | None
     charge: int | None
     periodic: bool
@@ -207,7 +213,11 @@ class SinglePoints:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DispersionWarning)  # given by `predict_files`
             calculator = TensorNetCalculator(
-                self.model, device=device, dtype=self.dtype, dispersion=self.dispersion
+                self.model,
+                device=device,
+                dtype=self.dtype,
+                coulomb=self.coulomb,
+                dispersion=self.dispersion,
             )
         screening = Screening(calculator.session, judges=True)
 

@@ -14,6 +14,7 @@ from ase.build import molecule
 from mlff_triton import load_model, save_model
 from mlff_triton._common import cache
 from mlff_triton.engine import calibration, costs
+from mlff_triton.model.mesh_coulomb import ChargedCellWarning
 from mlff_triton.testing import water_box
 from tests.model.test_tensornet import evaluate
 from tests.support.charged import charged_model
@@ -129,6 +130,76 @@ def test_md_simulates_ions_and_boxes(run, charged):
         "md", "water.xyz", "--model", "field.safetensors", *options, "--out", "box"
     )
     assert (code, err) == (0, ""), out
+
+
+PME = ("--coulomb", "pme", "--device", "cpu")
+
+
+def test_energies_of_boxes_by_particle_mesh_ewald(run, charged):
+    """The same by an option, of the energies of one file or of many, and by a converted model."""
+    given = ("--dtype", "float64", "--out")
+    single = ("energy", "water.xyz", "--model", charged)
+    assert run(*single, *PME, *given, "single.xyz")[::2] == (0, "")
+    assert run("predict", "water.xyz", "--model", charged, *PME, *given, "many.xyz")[0] == 0
+    assert run("convert", charged, "pme.safetensors", "--coulomb", "pme")[::2] == (0, "")
+    other = ("energy", "water.xyz", "--model", "pme.safetensors", "--device", "cpu")
+    assert run(*other, *given, "other.xyz")[::2] == (0, "")
+    names = ("single.xyz", "many.xyz", "other.xyz")
+    found = [ase.io.read(name).get_potential_energy() for name in names]
+    model = load_model(charged, coulomb="pme").double()
+    expected = evaluate(model, ase.io.read("water.xyz")).energy.item()
+    assert found == pytest.approx([expected] * 3, rel=1e-9)
+
+
+def test_charged_boxes_are_announced(run, charged):
+    given = ("energy", "water.xyz", "--model", charged, *PME, "--charge", 1)
+    with pytest.warns(ChargedCellWarning, match=r"the cell has the charge \+1 e: its energy"):
+        assert run(*given)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "model", "coulomb", "message"),
+    [
+        ("energy ethanol.xyz", "", "pme", "needs a periodic cell: set the cell and pbc=True"),
+        ("energy water.xyz", "default", "pme", "the model has no Coulomb energy: leave coulomb"),
+        ("md water.xyz", "", "ewald", "coulomb='ewald' is unknown: use one of all-pairs"),
+        ("relax water.xyz", "", "reaction-field", "needs a cutoff: load the model with"),
+        ("vibrations ethanol.xyz", "", "pme", "needs a periodic cell"),
+        ("explain", "default", "pme", "the model has no Coulomb energy"),
+    ],
+)
+def test_energies_that_are_not_defined(run, charged, command, model, coulomb, message):
+    name, *structures = command.split()
+    given = [model or charged] if name == "explain" else ["--model", model or charged]
+    code, _, err = run(name, *structures, *given, "--coulomb", coulomb, "--device", "cpu")
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_md_by_particle_mesh_ewald_goes_on(run, charged):
+    options = ("--steps", 4, "--every", 2, "--timestep", 0.1, "--ensemble", "npt")
+    assert run("md", "water.xyz", "--model", charged, *PME, *options)[::2] == (0, "")
+    restart = ("md", "--restart", "md/restart.npz")
+    assert run(*restart, "--extend", 2)[::2] == (0, "")
+    assert run(*restart, "--extend", 2, "--coulomb", "pme")[::2] == (0, "")
+    code, _, err = run(*restart, "--extend", 2, "--coulomb", "all-pairs")
+    assert code == 2
+    assert "--coulomb contradicts the restart file, which says pme" in err
+    assert run("md", "ethanol.xyz", "--model", charged, "--steps", 2, "--out", "vacuum")[0] == 0
+    code, _, err = run("md", "--restart", "vacuum/restart.npz", "--coulomb", "pme")
+    assert code == 2
+    assert "which says that of the model" in err
+
+
+def test_info_and_explain_name_particle_mesh_ewald(run, charged):
+    code, out, err = run("info", charged, "--coulomb", "pme")
+    assert (code, err) == (0, "")
+    assert "particle-mesh Ewald, error 0.0001, pairs to 9.0 Å" in out
+    code, out, err = run("explain", charged, *PME)
+    assert (code, err) == (0, "")
+    assert "with coulomb=pme in float32 on cpu" in out
+    assert "TensorNet2 with particle-mesh Ewald, F = 8" in out
 
 
 def test_explain_names_the_backends(run, charged):

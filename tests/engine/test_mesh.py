@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -18,11 +19,17 @@ from mlff_triton.engine.mesh import STRETCH, MeshChoice
 from mlff_triton.engine.motion import Conditions
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.kernels.types.motion import Barostat, Integration
+from mlff_triton.model.mesh_coulomb import ChargedCellWarning
 from mlff_triton.model.tensornet2 import with_coulomb
 from mlff_triton.neighbors.box import Box
 from mlff_triton.testing import assert_close, random_cluster, random_crystal
 from tests.support.charged import charged_model, crystal
 from tests.support.device_steps import at_start, batch_of
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:the cell has the charge"),
+]
 
 MESH = {"coulomb_cutoff": 5.0, "pme_error": 1e-4}
 ORDERS = {"energy": 0, "atom_energies": 0, "charges": 0, "forces": 1, "virial": 1}
@@ -146,6 +153,9 @@ def test_choice_of_meshes():
     assert choice.update([box(40.0, 30.0, 20.0)], is_new=False) == (larger, False)
     assert choice.update([box(40.0, 30.0, 20.0)], is_new=True) == (first, True)
     assert choice.update([box(40.0, 30.0, 20.0)], is_new=True) == (first, False)
+    small, differs = choice.update([box(15.0, 15.0, 15.0)], is_new=False)
+    assert differs
+    assert max(small.mesh) < first.mesh[0]
     both, _ = choice.update([box(40.0, 30.0, 20.0), box(10.0, 60.0, 10.0)], is_new=True)
     assert both.mesh[0] == first.mesh[0]
     assert both.mesh[1] > first.mesh[1]
@@ -218,6 +228,20 @@ def test_a_barostat_moves_cells(backend):
     assert atoms.get_volume() > 1.01 * crystal().get_volume()
     expected = evaluate(exact(model), atoms)
     assert (torch.tensor(seen.forces) - expected.forces).norm() < 1e-3 * expected.forces.norm()
+
+
+def test_charged_cells_have_a_background(backend):
+    engine = Engine(charged_model(**MESH), "cpu", backend=backend)
+    with warnings.catch_warnings(record=True) as every:
+        warnings.simplefilter("always")
+        evaluate(engine, crystal())
+        assert not [w for w in every if w.category is ChargedCellWarning]
+        for charge in (-2, 1):
+            evaluate(engine, crystal(), crystal(), charge=[0, charge])
+    seen = [w for w in every if w.category is ChargedCellWarning]
+    (warning,) = seen
+    assert str(warning.message).startswith("the cell has the charge -2 e: its energy includes")
+    assert "\n" not in str(warning.message)
 
 
 @pytest.mark.parametrize("name", [*PACKAGES, "exact"])

@@ -229,7 +229,7 @@ def test_kind_of_energy_can_be_changed():
     ("options", "message"),
     [
         ({"coulomb": "ewald"}, "coulomb='ewald' is unknown: use one of all-pairs, reaction-field"),
-        ({"coulomb": "reaction-field"}, "needs a coulomb_cutoff"),
+        ({"coulomb": "reaction-field"}, "needs a cutoff.*convert --coulomb-cutoff 12"),
         ({"coulomb": "all-pairs", "coulomb_cutoff": 9.0}, "leave coulomb_cutoff out"),
         ({"coulomb_cutoff": 9.0, "pme_error": 1e-4}, "pme_error is that of coulomb='pme'"),
         ({"coulomb": "pme", "pme_error": 0.0}, "pme_error=0.0 is out of range"),
@@ -264,6 +264,14 @@ def test_systems_that_are_not_periodic_are_refused():
             model.check_box(Box.of(20 * np.eye(3), pbc))
         assert "\n" not in str(refusal.value)
     model.check_box(Box.of(2 * np.eye(3), True))
+
+
+def test_meshes_that_do_not_fit_into_memory_are_refused():
+    model, wide = charged_model(**EXACT), CRYSTAL.copy()
+    wide.set_cell(2000 * np.eye(3))
+    with pytest.raises(InputError, match=r"3 meshes of .* too many: use smaller cells") as error:
+        energy(model, wide)
+    assert "\n" not in str(error.value)
 
 
 def edges_of(atoms: Atoms, model: TensorNet2, *, pbc: bool = True):

@@ -18,6 +18,7 @@ from mlff_triton import Engine, TensorNet2, TensorNet2Config, load_model, save_m
 from mlff_triton.errors import InputError
 from mlff_triton.model import prediction, tensornet, tensornet2
 from mlff_triton.model.prediction import predict
+from mlff_triton.model.tensornet2 import with_coulomb
 from mlff_triton.neighbors.neighbor_list import neighbor_list
 from mlff_triton.testing import assert_within
 from mlff_triton.training import evaluation
@@ -383,6 +384,14 @@ def test_cells_need_a_coulomb_cutoff_that_fits():
         data=data, begin=replace(SMALL, coulomb_cutoff=3.0), settings=replace(SHORT, epochs=1)
     )
     assert result.trainer.log[-1].valid_stress_GPa > 0
+
+
+def test_models_with_meshes_are_not_trained():
+    model = TensorNet2(TensorNet2Config((1, 6, 8, 29, 47), hidden_channels=8))
+    save_model(with_coulomb(model, "pme"), "pme.safetensors")
+    with pytest.raises(InputError, match="particle-mesh Ewald are not trained: give --from"):
+        train(begin=Base("pme.safetensors"))
+    assert not Path("out").exists()
 
 
 def test_options_without_effect_are_refused():

@@ -35,6 +35,7 @@ from tests.support.device_steps import assert_equal, at_start, batch_of
 from tests.support.tensornets import uncertain
 
 pytestmark = [
+    pytest.mark.filterwarnings("ignore:the cell has the charge"),
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0"),
     pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning"),

@@ -64,6 +64,7 @@ WORDS = (
     *("cpu,cpu", "cpu,", "cuda:0,cuda:0", "auto,cpu"),
     *("npt", "local", "all", "zip", "BLOSUM62", "Hartree", "langevin", "rescaling", "dcd", "xtc"),
     *("d3bj:pbe", "d3bj:", "d4:pbe"),
+    *("pme", "all-pairs", "reaction-field"),
     *("true", "N", "X", "", " ", "-", "--", "--help", "\x1b[31m", "é", "\udc80", "a,b", "nan"),
 )
 NUMBERS = ("0", "1", "-1", "2", "3", "0.5", "1e-300", "1e300", "inf", "300:400", "1:2:3", "9" * 30)
