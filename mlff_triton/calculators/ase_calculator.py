@@ -26,6 +26,10 @@ from mlff_triton.model.prediction import Ensemble, Prediction, check_has_uncerta
 from mlff_triton.model.tensornet import TensorNet
 
 UNCERTAINTY = "uncertainty"
+WASTE = 1.5
+"""Largest ratio of the mesh points of a batch to those of its systems alone."""
+MOST_MESH_POINTS = 1 << 27
+"""Largest number of mesh points of a batch of several systems: 1 GiB in float64."""
 VOIGT = [0, 4, 8, 5, 2, 1]  # xx, yy, zz, yz, xz, xy in a 3x3 matrix row by row
 
 
@@ -198,7 +202,7 @@ class TensorNetCalculator(Calculator):
         """
         results: list[dict[str, Any]] = []
         of_atoms = self.session.dispersion is None
-        for chunk in _chunks(list(images), max_batch_atoms):
+        for chunk in self._chunks(list(images), max_batch_atoms):
             prediction = self.session.evaluate_many(self._systems(chunk))
             results += _results(chunk, prediction, of_atoms)
         return results
@@ -240,6 +244,36 @@ class TensorNetCalculator(Calculator):
         masses = moving_masses(systems)
         batch = self.session.batch_of(self._systems(systems))
         return self.session.engine.dynamics(batch, masses, contact_limits(batch.numbers))
+
+    def _chunks(self, images: list[Atoms], max_atoms: int) -> list[list[Atoms]]:
+        """Return consecutive groups of at most ``max_atoms`` atoms (or one larger system).
+
+        Groups end before cells so different that their common mesh would be much too fine for some,
+        and before meshes fill the memory.
+        """
+        groups: list[list[Atoms]] = []
+        size = max_atoms + 1
+        alone = 0
+        for atoms in images:
+            size += len(atoms)
+            points = self._mesh_points([atoms])
+            is_full = size > max_atoms
+            if alone and not is_full:
+                together = self._mesh_points([*groups[-1], atoms])
+                is_full = together > min(MOST_MESH_POINTS, WASTE * (alone + points))
+            if is_full:
+                groups.append([])
+                size, alone = len(atoms), 0
+            groups[-1].append(atoms)
+            alone += points
+        return groups
+
+    def _mesh_points(self, images: Sequence[Atoms]) -> int:
+        """Return the number of mesh points of a batch; 0 for models or systems without meshes."""
+        engine = self.session.engine
+        if not engine.uses_mesh or not all(a.pbc.all() and a.cell.rank == 3 for a in images):
+            return 0
+        return engine.mesh_points([atoms.cell.array for atoms in images])
 
     def _systems(self, images: Sequence[Atoms]) -> list[System]:
         systems = [_system_of(atoms) for atoms in images]
@@ -319,16 +353,3 @@ def _volume(cell: NDArray[np.float64]) -> float:
     a, b, c = cell.tolist()
     x, y, z = (a[i - 2] * b[i - 1] - a[i - 1] * b[i - 2] for i in range(3))
     return float(abs(c[0] * x + c[1] * y + c[2] * z))
-
-
-def _chunks(images: list[Atoms], max_atoms: int) -> list[list[Atoms]]:
-    """Return consecutive groups of at most ``max_atoms`` atoms (or one larger system)."""
-    groups: list[list[Atoms]] = []
-    size = max_atoms + 1
-    for atoms in images:
-        size += len(atoms)
-        if size > max_atoms:
-            groups.append([])
-            size = len(atoms)
-        groups[-1].append(atoms)
-    return groups

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,8 @@ from mlff_triton.engine.steps import CANNOT_PREPARE, ResidentStep, Steps, Tensor
 from mlff_triton.engine.system_part import SystemPart
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.kernels.common.compilers import start_early
-from mlff_triton.model.mesh_coulomb import ChargedCellWarning, background
+from mlff_triton.model.config import TensorNet2Config
+from mlff_triton.model.mesh_coulomb import ChargedCellWarning, background, count_points
 from mlff_triton.model.prediction import Ensemble, Prediction, check_neutral, members_of
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.box import Box, FloatArray
@@ -87,12 +88,15 @@ class Engine:
         Arguments from which an equal engine is made, in order.
     is_local : bool
         True if atoms depend only on others within a few cutoffs. Charges depend on all atoms.
+    uses_mesh : bool
+        True if a Coulomb energy is by particle-mesh Ewald.
 
     Notes
     -----
     Two computations of the same input agree to the bit, except with ``"exact"`` on a GPU, which
-    uses atomic additions, and as far as particle-mesh Ewald keeps the mesh of an earlier cell. With
-    ``"cpu"``, bits do not depend on the number of threads. Any thread
+    uses atomic additions, as ``"torch"`` does for particle-mesh Ewald, and as far as a mesh is kept
+    that was chosen for an earlier cell. With ``"cpu"``, bits do not depend on the number of
+    threads. Any thread
     may call; calls wait for one another. Copies and pickles hold the arguments and the model, from
     which the engine is made again. After a fork, an engine on the CPU works in the child with a
     single thread, but CUDA does not. Autocast, inference mode, anomaly detection, the default
@@ -150,6 +154,7 @@ class Engine:
         self.has_uncertainty = loaded.has_uncertainty
         self.uncertainty_limit = loaded.uncertainty_limit
         self.is_local = loaded.is_local
+        self.uses_mesh = loaded.uses_mesh
         self.cutoff = loaded.cutoff
         self.elements = frozenset.intersection(*(frozenset(m.config.elements) for m in members))
         self.backend = dispatch.choose(backend, members, self.device, self.dtype)
@@ -257,7 +262,7 @@ class Engine:
         check_neutral(self.uses_charge, batch.charge)
         if self._has_warned or not batch.charge.any():
             return
-        if any(member.uses_mesh for member in self._members):
+        if self.uses_mesh:
             systems = zip(batch.charge, batch.boxes, strict=True)
             charges = [charge for charge, box in systems if charge and box.pbc.all()]
             self._has_warned = bool(charges)
@@ -268,6 +273,20 @@ class Engine:
     def contact_reach(self) -> float:
         """Distance in Å up to which steps tell of contacts of atoms; 0 for backends without it."""
         return max(steps.contact_reach for steps in self._steps)
+
+    def mesh_points(self, cells: Sequence[FloatArray]) -> int:
+        """Return the number of mesh points that a batch of cells has in all; 0 without meshes.
+
+        Parameters
+        ----------
+        cells : sequence of float64 [3, 3]
+            Lattice vectors (rows) in Å, which are periodic in all directions.
+        """
+        given = torch.from_numpy(np.stack(cells))
+        configs = [member.config for member in self._members if member.uses_mesh]
+        return max(
+            (count_points(c, given) for c in configs if isinstance(c, TensorNet2Config)), default=0
+        )
 
     def watch(self, batch: Batch, limits: FloatArray) -> tuple[Prediction, bool]:
         """Compute a batch as `evaluate` does, and tell whether atoms are in contact.
@@ -399,7 +418,7 @@ class Engine:
             If each atom depends on all others of its system, as in a TensorNet2, and the backend
             has no steps with an exchange. Also if the Coulomb energy is by particle-mesh Ewald.
         """
-        if any(member.uses_mesh for member in self._members):
+        if self.uses_mesh:
             raise BackendError(
                 "parts of a system have no mesh for particle-mesh Ewald: load the model with "
                 "coulomb='reaction-field', or compute the system in one process"

@@ -74,9 +74,7 @@ def mesh_parameters(config: TensorNet2Config, cell: Tensor) -> PMEParameters:
     InputError
         If a cell has no volume or is not finite, or the mesh would not fit into memory.
     """
-    assert config.coulomb_cutoff is not None
-    assert config.pme_error is not None
-    found = pme_parameters(cell, config.coulomb_cutoff, config.pme_error)
+    found = _parameters(config, cell)
     points, n_meshes = math.prod(found.mesh), len(cell) * config.charge_channels
     if points > MOST_POINTS or points * n_meshes > MOST_IN_ALL:
         x, y, z = found.mesh
@@ -86,6 +84,17 @@ def mesh_parameters(config: TensorNet2Config, cell: Tensor) -> PMEParameters:
             "pme_error"
         )
     return found
+
+
+def count_points(config: TensorNet2Config, cell: Tensor) -> int:
+    """Return the number of mesh points of all cells [B, 3, 3] and charges of an atom."""
+    return math.prod(_parameters(config, cell).mesh) * len(cell) * config.charge_channels
+
+
+def _parameters(config: TensorNet2Config, cell: Tensor) -> PMEParameters:
+    assert config.coulomb_cutoff is not None
+    assert config.pme_error is not None
+    return pme_parameters(cell, config.coulomb_cutoff, config.pme_error)
 
 
 def splitting_of(config: TensorNet2Config) -> float:

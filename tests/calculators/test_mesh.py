@@ -10,11 +10,12 @@ from ase import units
 from ase.md.verlet import VelocityVerlet
 
 from mlff_triton import TensorNetCalculator, load_model, save_model
+from mlff_triton.calculators import ase_calculator
 from mlff_triton.calculators.lammps import couple
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.model.mesh_coulomb import ChargedCellWarning
 from mlff_triton.model.tensornet2 import with_coulomb
-from mlff_triton.testing import check_calculator, random_cluster
+from mlff_triton.testing import check_calculator, random_cluster, random_crystal
 from tests.calculators.lammps.systems import TYPES, needs_lammps, start, water
 from tests.support.charged import charged_model, crystal
 from tests.support.tensornets import model_of
@@ -79,6 +80,27 @@ def test_files_keep_the_energy(path, tmp_path):
     config = load_model(copy).config
     assert (config.coulomb_method, config.coulomb_cutoff, config.pme_error) == ("pme", 9.0, 1e-5)
     assert load_model(copy, coulomb="all-pairs").config == load_model(path).config
+
+
+def test_batches_have_cells_of_similar_size(monkeypatch):
+    """Meshes have one size in a batch, and results those of single computations to their error."""
+    sizes = [(8, "cubic"), (9, "cubic"), (200, "cubic"), (8, "small"), (3, "slab")]
+    images = [random_crystal(n, kind, seed=n) for n, kind in sizes]
+    calc = calculator()
+    groups = [len(group) for group in calc._chunks(images[:4], 8192)]
+    assert sum(groups) == 4
+    assert groups[0] == 2
+    assert len(groups) > 2
+    found = calc.calculate_many(images[:4])
+    for atoms, result in zip(images[:4], found, strict=True):
+        expected = calculator().calculate_many([atoms])[0]
+        assert result["energy"] == pytest.approx(expected["energy"], rel=1e-5)
+        scale = np.linalg.norm(expected["forces"])
+        assert np.linalg.norm(result["forces"] - expected["forces"]) < 3e-4 * scale
+    with pytest.raises(InputError, match="three periodic directions"):
+        calc.calculate_many(images)
+    monkeypatch.setattr(ase_calculator, "MOST_MESH_POINTS", 1)
+    assert [len(group) for group in calc._chunks(images[:4], 8192)] == [1] * 4
 
 
 def test_charged_cells_are_announced():

@@ -360,6 +360,8 @@ def _check_box(model: TensorNet, periodic: bool) -> None:
     try:
         model.check_box(Box.of(ANY_BOX, periodic))
     except InputError as error:
+        if not periodic:
+            raise
         raise InputError(
             f"{error}; for molecules in a periodic System, such as a ligand in water, pass "
             "periodic=False, which computes them without their periodic images"
