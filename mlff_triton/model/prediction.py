@@ -312,8 +312,9 @@ def _frame(
             "the model's Coulomb energy is by particle-mesh Ewald, which needs a periodic cell: "
             "give one, or load the model with coulomb='all-pairs'"
         )
-    if follows:
-        return Frame(positions.double().clone(), cell.double().clone())
+    if follows:  # one of them may be a constant
+        copies = (tensor.double().clone() for tensor in (positions, cell))
+        return Frame(*(t if t.requires_grad else t.requires_grad_() for t in copies))
     return Frame(_leaf(positions, torch.float64), _leaf(cell, torch.float64))
 
 

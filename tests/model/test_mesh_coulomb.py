@@ -193,6 +193,32 @@ def test_forces_have_derivatives_by_weights_positions_and_cells():
         assert (gradient * direction).sum().item() == pytest.approx(expected, rel=1e-5, abs=1e-4)
 
 
+@pytest.mark.parametrize("by", ["positions", "cell"])
+def test_second_derivatives_of_either_positions_or_cells(by):
+    model = charged_model(**EXACT).requires_grad_(False)
+    graph = neighbor_list(CRYSTAL.positions, model.cutoff, CRYSTAL.cell.array, True)
+    numbers = torch.from_numpy(CRYSTAL.numbers)
+    given = {
+        "positions": torch.from_numpy(CRYSTAL.positions).clone(),
+        "cell": torch.from_numpy(CRYSTAL.cell.array[None]).clone(),
+    }
+    given[by].requires_grad_()
+
+    def force() -> torch.Tensor:
+        found = predict(model, numbers, graph=graph, create_graph=True, **given)
+        return found.forces[0, 0]
+
+    (gradient,) = torch.autograd.grad(force(), given[by])
+    flat, step = given[by].detach().view(-1), 1e-5
+    values = []
+    for sign in (1, -1):
+        flat[4] += sign * step
+        values.append(force().item())
+        flat[4] -= sign * step
+    expected = (values[0] - values[1]) / (2 * step)
+    assert gradient.flatten()[4].item() == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
 def test_pairs_and_waves_together_are_the_damped_energy():
     distance = torch.linspace(0.3, 9.0, 50).double()
     waves = COULOMB * torch.erf(0.4 * distance) / distance
