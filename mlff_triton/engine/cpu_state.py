@@ -124,14 +124,13 @@ class CpuState:
     def _set(self, batch: Batch) -> None:
         """Look up what does not depend on positions, if it has changed."""
         old, p = self._batch, self._model.parameters
+        self._batch = None  # in case of an error, after which nothing is known
         is_other = old is None or old.boxes is not batch.boxes
         if is_other:
             for box in batch.boxes:
                 p.check_box(box)
         is_new = old is None or not old.same_atoms(batch)
-        if self._mesh_choice is not None and (
-            old is None or old.boxes is not batch.boxes or is_new
-        ):
+        if self._mesh_choice is not None and (is_other or is_new):
             parameters, _ = self._mesh_choice.update(batch.boxes, is_new=is_new)
             cells = np.stack([box.cell for box in batch.boxes])
             self._mesh = Mesh(torch.from_numpy(cells), parameters)

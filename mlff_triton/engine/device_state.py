@@ -93,6 +93,7 @@ class DeviceState:
             self.model.parameters.check_box(batch.boxes[k])
         is_new = last is None or not last.same_atoms(batch)
         if is_new:
+            self._batch = None  # in case of an error, after which nothing is known
             self._set_atoms(batch)
         if self.mesh_choice is not None and (is_new or changed):
             self._mesh, differs = self.mesh_choice.update(batch.boxes, is_new=is_new)

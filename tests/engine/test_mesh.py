@@ -17,7 +17,7 @@ from mlff_triton.engine.dispatch import choose, explain
 from mlff_triton.engine.host_operators import PACKAGES
 from mlff_triton.engine.mesh import STRETCH, MeshChoice
 from mlff_triton.engine.motion import Conditions
-from mlff_triton.errors import BackendError, InputError
+from mlff_triton.errors import BackendError, InputError, UnknownElementError
 from mlff_triton.kernels.types.motion import Barostat, Integration
 from mlff_triton.model.mesh_coulomb import ChargedCellWarning
 from mlff_triton.model.tensornet2 import with_coulomb
@@ -242,6 +242,21 @@ def test_charged_cells_have_a_background(backend):
     (warning,) = seen
     assert str(warning.message).startswith("the cell has the charge -2 e: its energy includes")
     assert "\n" not in str(warning.message)
+
+
+def test_batches_that_fail_leave_nothing_behind(backend):
+    """They have other cells, or atoms that the model does not know, and as many atoms."""
+    engine, good = Engine(charged_model(**MESH), "cpu", "float64", backend), crystal()
+    expected = evaluate(engine, good, charge=[1])
+    for scale, number, error in ((300, 1, InputError), (2, 79, UnknownElementError)):
+        bad = good.copy()
+        bad.set_cell(scale * good.cell.array, scale_atoms=scale < 3)
+        bad.numbers[0] = number
+        with pytest.raises(error):
+            evaluate(engine, bad)
+        found = evaluate(engine, good, charge=[1])
+        for name, tensor in expected.tensors.items():
+            assert torch.equal(found.tensors[name], tensor), name
 
 
 @pytest.mark.parametrize("name", [*PACKAGES, "exact"])

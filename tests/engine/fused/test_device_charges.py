@@ -22,7 +22,7 @@ from mlff_triton.engine.device_steps import DeviceSteps, step_memory
 from mlff_triton.engine.motion import Conditions
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.steps import TensorBatch, Units
-from mlff_triton.errors import InputError, SimulationError
+from mlff_triton.errors import InputError, SimulationError, UnknownElementError
 from mlff_triton.kernels.tensornet import operators as fused
 from mlff_triton.kernels.tensornet.reference import operators as plain
 from mlff_triton.kernels.tensornet2 import operators as charged
@@ -325,3 +325,29 @@ def test_batches_with_meshes_are_not_queued(new_steps, device):
     system = torch.zeros_like(numbers)
     given = TensorBatch(numbers, positions, cell[None], True, system, None)
     assert steps.queue(given) is None
+
+
+@pytest.mark.parametrize("changes", [LONG, MESH], ids=str)
+def test_batches_that_fail_leave_nothing_behind(new_steps, changes):
+    """They have other systems, cells or elements in buffers of the same size."""
+    steps, good = new_steps(changes), crystal()
+    expected = steps.evaluate(batch_of(good, charge=[1]))
+    for scale, number, error in ((300, 1, InputError), (2, 79, UnknownElementError)):
+        if error is InputError and "pme_error" not in changes:
+            continue
+        bad = good.copy()
+        bad.set_cell(scale * good.cell.array, scale_atoms=scale < 3)
+        bad.numbers[0] = number
+        with pytest.raises(error):
+            steps.evaluate(batch_of(bad))
+        assert_equal(steps.evaluate(batch_of(good, charge=[1])), expected)
+
+
+def test_another_division_into_systems_that_fails_leaves_nothing_behind(new_steps):
+    steps, atoms = new_steps({}), random_cluster(6)
+    good, bad = [atoms[:2], atoms[2:]], [atoms[:3], atoms[3:].copy()]
+    expected = steps.evaluate(batch_of(*good, charge=[1, 0]))
+    bad[1].numbers[0] = 79
+    with pytest.raises(UnknownElementError):
+        steps.evaluate(batch_of(*bad, charge=[1, 0]))
+    assert_equal(steps.evaluate(batch_of(*good, charge=[1, 0])), expected)
