@@ -19,13 +19,14 @@ import pytest
 from ase import Atoms
 from ase.build import molecule
 
-from mlff_triton import TensorNetCalculator, predict_files
+from mlff_triton import TensorNetCalculator, predict_files, save_model
 from mlff_triton._common.remedies import install
 from mlff_triton.errors import CheckpointError, InputError, OutputError
 from mlff_triton.jobs.tables import unpack
 from mlff_triton.jobs.workers import OwnProcess
 from mlff_triton.statics import inputs
-from mlff_triton.testing import random_crystal
+from mlff_triton.testing import random_crystal, water_box
+from tests.support.charged import charged_model
 from tests.support.checkpoints import save_tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -509,3 +510,14 @@ def children_of(pid):
 def test_unpacking_loads_no_pickles():
     with pytest.raises(ValueError, match="pickle"):
         unpack(b"cos\nsystem\n(S'true'\ntR.")
+
+
+def test_another_coulomb_energy_does_not_continue(predict, tmp_path):
+    save_model(charged_model(coulomb_cutoff=5.0), tmp_path / "charged.safetensors")
+    write("in.xyz", [water_box(27, seed=k) for k in range(9)])
+    given = {"model": "charged.safetensors", "coulomb": "pme"}
+    assert not predict("in.xyz", "out.xyz", **given, stop=lambda: True).is_complete
+    for coulomb in (None, "reaction-field"):
+        with pytest.raises(OutputError, match="coulomb=pme: repeat that"):
+            predict("in.xyz", "out.xyz", **given | {"coulomb": coulomb})
+    assert predict("in.xyz", "out.xyz", **given).resumed > 0
