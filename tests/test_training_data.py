@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from mlff_triton import TensorNet, TensorNetConfig, save_model
 from mlff_triton.training.labels import Labels
 from mlff_triton.training.run import train_files
 from mlff_triton.training.settings import Architecture, Data, Settings
@@ -336,6 +337,75 @@ def test_processes_share_the_parts(stand_in, small, tmp_path, training_modules):
     for text in ("4/4", "-1/4", "1/0"):
         with pytest.raises(argparse.ArgumentTypeError, match="the first of four processes"):
             module.share(text)
+
+
+def test_places_that_a_model_visits_are_labeled(stand_in, small, tmp_path, training_modules):
+    explore = training_modules("explore")
+    training_modules("conformers").save_structures(tmp_path / "conformers.npz", small)
+    elements = (1, 6, 7, 8, 16)
+    sizes = {"hidden_channels": 4, "num_layers": 1, "num_rbf": 4}
+    config = TensorNetConfig(elements=elements, uses_charge=False, **sizes)
+    torch.manual_seed(0)
+    save_model(TensorNet(config), tmp_path / "model.safetensors")
+    out = tmp_path / "visited-0000.h5"
+    arguments = [
+        *("--model", str(tmp_path / "model.safetensors"), "--teacher", str(stand_in)),
+        *("--conformers", str(tmp_path / "conformers.npz"), "--out", str(out)),
+        *("--device", "cpu", "--count", "12", "--share", "1"),
+    ]
+    explore.MOST_DOWN, explore.MOST_STEPS = 4, 6
+    explore.sys.argv = ["explore.py", *arguments]
+    explore.main()
+    found = read_frames([str(out)], Labels())
+    neutral = [each for each in small if not each.charge]
+    assert 0 < len(found) <= len(neutral)
+    assert set(found.numbers) <= set(elements)
+    assert all(group.endswith(" visited") for group in found.group)
+    with pytest.raises(SystemExit):
+        explore.main()  # the file exists
+
+
+def test_dynamics_of_samples_are_thermal(training_modules):
+    """In a harmonic well, positions have the variance of their temperature."""
+    explore, teacher = training_modules("explore"), training_modules("teacher")
+    stiffness, kelvin = 1.0, 500.0
+
+    def well(_, x, __):
+        energy = 0.5 * stiffness * x.square().sum((1, 2))
+        return teacher.Labels(energy, -stiffness * x, x[:, :, 0], energy, energy)
+
+    z = torch.ones(40, 30, dtype=torch.int64)
+    z[:, -1] = 0  # filler
+    x = torch.zeros(40, 30, 3, dtype=torch.float64)
+    steps = torch.full((40,), 2500)
+    steps[0] = 3
+    found = explore.wandered(well, z, x, torch.zeros(40), steps, torch.full((40,), kelvin), 0)
+    assert (found[:, -1] == 0).all()
+    assert 0 < found[0].abs().max() <= 3 * teacher.LONGEST_MOVE
+    variance = float(found[1:, :-1].square().mean())
+    assert variance == pytest.approx(explore.units.kB * kelvin / stiffness, rel=0.1)
+    cold = explore.wandered(well, z, x, torch.zeros(40), steps[:1].expand(40), torch.zeros(40), 0)
+    assert cold.abs().max() == 0
+
+
+def test_the_least_certain_places_come_first(small, training_modules):
+    explore, teacher = training_modules("explore"), training_modules("teacher")
+    recipes = training_modules("recipes")
+    water = next(s for s in small if s.name == "water")
+    doubts = torch.tensor([0.1, 0.4, 0.2])
+
+    def still(z, x, charge):
+        nothing = torch.zeros(len(z))
+        return teacher.Labels(nothing, 0 * x, x[:, :, 0], nothing, doubts[charge.long()])
+
+    batch = [
+        recipes.Sample("", replace(water, charge=k), (), np.zeros(3, dtype=bool)) for k in range(3)
+    ]
+    explore.MOST_STEPS = 1
+    found = explore.visited(still, batch, "cpu", 0)
+    assert [each.structure.charge for each in found] == [1, 2, 0]
+    assert {each.recipe for each in found} == {"visited"}
+    assert len(list(explore.batches(batch))) == 1
 
 
 def test_small_molecules_come_in_turns(small, training_modules):
