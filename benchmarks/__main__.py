@@ -121,6 +121,7 @@ def _run(options: argparse.Namespace) -> int:
         Results(options.out).add(row for folder in options.merge for row in read_folder(folder))
     if options.figures:
         figures.draw(options.out)
+        figures.draw_published(options.out)
         print(tables.tables(options.out))
     if options.merge or options.figures:
         return 0

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.lab import cpu_tables, docking_table, tables
+from benchmarks.lab import accuracy, cpu_tables, docking_table, tables
 from benchmarks.lab.schema import read_rows
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "shipped": partial(tables.step_table, bench="shipped"),
     "batch": partial(tables.step_table, bench="batch"),
     "matpes": partial(tables.step_table, bench="matpes"),
+    "accuracy": accuracy.accuracy_table,
     "molecules": tables.molecules_table,
     "operators": tables.operators_table,
     "ase": tables.overhead_table,

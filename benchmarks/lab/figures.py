@@ -1,11 +1,13 @@
-"""Figures, drawn from the CSV files alone."""
+"""Figures, drawn from the CSV files alone, except for that of published errors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.lab import accuracy
 from benchmarks.lab.schema import Row, read_rows
 
 if TYPE_CHECKING:
@@ -63,27 +65,35 @@ MARGIN = 0.15  # in inches, beside labels
 
 def draw(folder: Path) -> list[Path]:
     """Draw every figure that has data, as an SVG file beside the CSV file."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
     drawn = []
     for name, plot in PLOTS.items():
         bench, select = PARTS.get(name, (name, dict))
         times = select(passed(read_rows(folder / f"{bench}.csv")))
-        if not times:
-            continue
-        with mpl.rc_context({"svg.hashsalt": "mlff_triton", "svg.fonttype": "none"}):
-            figure = Figure(figsize=(6.4, 4.8), layout=ConstrainedLayoutEngine(w_pad=MARGIN))
-            axes = figure.subplots()
-            plot(axes, times)
-            axes.set_title(_gpu(times))
-            axes.grid(visible=True, which="major", alpha=0.3)
-            _add_legend(figure)
-            path = folder / f"{name}.svg"
-            figure.savefig(path, metadata={"Date": None})
-            drawn.append(path)
+        if times:
+            drawn.append(_save(folder / f"{name}.svg", partial(plot, times=times), _gpu(times)))
     return drawn
+
+
+def draw_published(folder: Path) -> Path:
+    """Draw errors over speeds that others published, as an SVG file in the folder."""
+    return _save(folder / "accuracy.svg", accuracy.plot, accuracy.TITLE)
+
+
+def _save(path: Path, plot: Callable[[Axes], None], title: str) -> Path:
+    """Save a figure of one panel, with a legend of what has a label, and return its path."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    with mpl.rc_context({"svg.hashsalt": "mlff_triton", "svg.fonttype": "none"}):
+        figure = Figure(figsize=(6.4, 4.8), layout=ConstrainedLayoutEngine(w_pad=MARGIN))
+        axes = figure.subplots()
+        plot(axes)
+        axes.set_title(title)
+        axes.grid(visible=True, which="major", alpha=0.3)
+        _add_legend(figure)
+        figure.savefig(path, metadata={"Date": None})
+    return path
 
 
 def _add_legend(figure: Figure) -> None:
