@@ -107,7 +107,7 @@ def test_ctrl_c_while_a_module_is_imported_takes_one_line(module, tmp_path):
 def test_ctrl_c_in_a_command_takes_one_line(monkeypatch, capfd):
     before = signal.getsignal(signal.SIGINT)
 
-    def load(*_):
+    def load(*_, **__):
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr("mlff_triton.checkpoints.load_model", load)
