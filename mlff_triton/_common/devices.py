@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 from mlff_triton.errors import BackendError, InputError
@@ -49,6 +51,11 @@ def find_device(name: str | torch.device) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise BackendError(f"there is no usable GPU for {device}: use device='cpu' or 'auto'")
     return device
+
+
+def made_current(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which kernels are launched on a device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def find_devices(names: str) -> list[torch.device]:

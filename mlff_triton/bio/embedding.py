@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from mlff_triton._common.devices import made_current
 from mlff_triton._common.files import fingerprint, path_of
 from mlff_triton._common.remedies import install
 from mlff_triton._common.text import first_line
@@ -283,7 +284,7 @@ class Encoder(NamedTuple):
                 f"{first_line(error)}"
             ) from error
         place = torch.device(device)
-        with _current(place):
+        with made_current(place):
             model = model.eval().requires_grad_(False).to(place)
             if place.type == "cuda":
                 try:
@@ -384,7 +385,7 @@ class Encoder(NamedTuple):
         if given["input_ids"].shape[1] > (self.longest or np.inf):
             raise InputError(f"the model takes {self.longest} tokens at most")
         inputs = {name: tensor.to(self.device) for name, tensor in given.items()}
-        with torch.inference_mode(), _current(self.device):
+        with torch.inference_mode(), made_current(self.device):
             hidden: Tensor = self.model(**inputs).last_hidden_state
             states = hidden[~special.to(self.device)].float()
             finite = states.isfinite().all(dim=1).cpu()
@@ -430,11 +431,6 @@ def _batches(order: list[int], lengths: list[int]) -> Iterator[list[int]]:
         batch.append(k)
     if batch:
         yield batch
-
-
-def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which kernels are launched on a device."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _longest(model: nn.Module) -> int | None:

@@ -8,7 +8,7 @@ those of tad-dftd3, which are those of s-dftd3.
 from __future__ import annotations
 
 import io
-from contextlib import nullcontext, redirect_stdout
+from contextlib import redirect_stdout
 from functools import cache
 
 import numpy as np
@@ -18,6 +18,7 @@ from tad_dftd3.data import R4R2
 from tad_dftd3.reference import Reference
 from tad_mctc.data.radii import COV_D3
 
+from mlff_triton._common.devices import made_current
 from mlff_triton._common.torch_settings import with_own_settings
 from mlff_triton.dispersion.contribution import CUTOFF, WIDTH, Contribution, FloatArray
 from mlff_triton.dispersion.damping import Damping
@@ -61,7 +62,7 @@ def compute(
     batch: Batch, damping: Damping, device: torch.device, *, of_atoms: bool
 ) -> Contribution:
     """Compute the dispersion of a batch; see `mlff_triton.dispersion.on_cpu.compute`."""
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+    with made_current(device):
         _start(device)
         atom_energies, gradient, virials = _terms(batch, damping, device)
     energy = np.zeros(len(batch.boxes))

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mlff_triton._common.cores import n_cores
+from mlff_triton._common.devices import made_current
 from mlff_triton._common.spawned import Spawned
 from mlff_triton._common.text import first_line
 from mlff_triton.errors import BackendError, InputError
@@ -119,7 +120,7 @@ def together(
         If this process uses torch.distributed already.
     """
     if len(devices) == 1:
-        with _on(devices[0]):
+        with made_current(devices[0]):
             yield ALONE
         return
     if dist.is_initialized():
@@ -132,7 +133,7 @@ def together(
             place = Ranks(rank, len(devices))
             given = address, place, str(device), follow, arguments
             others.append(Spawned(_help, given, threads))
-        with _on(devices[0]), _reported(others, devices):
+        with made_current(devices[0]), _reported(others, devices):
             ranks = Ranks(0, len(devices))
             _join(address, ranks, devices[0])
             yield ranks
@@ -145,16 +146,6 @@ def together(
             process.end()
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-@contextmanager
-def _on(device: torch.device) -> Iterator[None]:
-    """Make a GPU the current one."""
-    if device.type != "cuda":
-        yield
-        return
-    with torch.cuda.device(device):
-        yield
 
 
 @contextmanager
@@ -199,7 +190,7 @@ def _help(
     """Take part in a training, in a process that was started for it."""
     target = torch.device(device)
     try:
-        with _on(target):
+        with made_current(target):
             _join(address, ranks, target)
             follow(ranks, target, *arguments)
         if target.type == "cuda":
