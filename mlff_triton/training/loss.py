@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from mlff_triton.model.prediction import predict
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.graph import Graph
 from mlff_triton.training.batches import LISTED, Batch
+
+Add = Callable[[Sequence[Tensor]], None]
 
 PENALTIES = ("huber", "mae", "mse")
 HUBER = 0.01  # eV per atom or eV/Å, below which the Huber loss is quadratic
@@ -135,14 +138,21 @@ class Loss:
                 "must be above 0"
             )
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the loss of a model on a batch, with gradients."""
+    def __call__(self, model: nn.Module, batch: Batch, add: Add = lambda _: None) -> Tensor:
+        """Return the loss of a model on a batch, with gradients; see `of`."""
         assert isinstance(model, TensorNet)
-        return self.of(errors_of(model, batch, create_graph=True), batch)
+        return self.of(errors_of(model, batch, create_graph=True), batch, add)
 
-    def of(self, errors: BatchErrors, batch: Batch) -> Tensor:
-        """Return the loss of errors on a batch."""
-        return self.total(self.sums(errors, batch))
+    def of(self, errors: BatchErrors, batch: Batch, add: Add = lambda _: None) -> Tensor:
+        """Return the loss of errors on a batch.
+
+        Of a share of a batch, it is what the share adds to the loss of the whole, for which ``add``
+        replaces tensors by their sums over all shares.
+        """
+        penalties, weights = self.sums(errors, batch).unbind()
+        weights = weights.detach().clone()
+        add([weights])
+        return self.total(torch.stack([penalties, weights]))
 
     def sums(self, errors: BatchErrors, batch: Batch) -> Tensor:
         """Return the sums that the loss is made of, which add up over batches.

@@ -18,7 +18,7 @@ from mlff_triton.checkpoints import save_model
 from mlff_triton.errors import CheckpointError, InputError, OutputError
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.training.log import table
-from mlff_triton.training.ranks import Ranks
+from mlff_triton.training.ranks import ALONE, Ranks
 from mlff_triton.training.trainer import Trainer
 
 MODEL, LOG, CHECKPOINT = "model.safetensors", "log.csv", "checkpoint"
@@ -41,23 +41,23 @@ class Outputs:
         Options and data of the training.
     card : str
         Model card.
+    ranks : Ranks
+        The processes that train together, of which the first one writes.
     """
 
-    def __init__(self, directory: Path, recipe: Recipe, card: str) -> None:
+    def __init__(self, directory: Path, recipe: Recipe, card: str, ranks: Ranks = ALONE) -> None:
         self.directory = directory
         self._recipe = json.dumps(recipe, sort_keys=True)
         self._card = card
         self._written_epoch = -1
-        self._is_ours = True
+        self._ranks = ranks
 
     @contextmanager
-    def opened(self, ranks: Ranks, *, overwrite: bool) -> Iterator[None]:
-        """Keep other trainings out of the directory, whose files one of the processes writes.
+    def opened(self, *, overwrite: bool) -> Iterator[None]:
+        """Keep other trainings out of the directory; all processes come here.
 
         Parameters
         ----------
-        ranks : Ranks
-            The processes, all of which come here.
         overwrite : bool
             If True, remove the files of an earlier training.
 
@@ -66,9 +66,8 @@ class Outputs:
         OutputError
             If the directory cannot be used, or another training uses it.
         """
-        self._is_ours = ranks.leads
-        if not ranks.leads:
-            ranks.agreed(True)
+        if not self._ranks.leads:
+            self._ranks.agreed(True)
             yield
             return
         with reported(self.directory):
@@ -76,7 +75,7 @@ class Outputs:
         with self.lock():
             if overwrite:
                 self._clear()
-            ranks.agreed(True)  # that the others may read
+            self._ranks.agreed(True)  # that the others may read
             yield
 
     def _clear(self) -> None:
@@ -127,7 +126,7 @@ class Outputs:
         OutputError
             If a file cannot be written; it then has its earlier content.
         """
-        if not self._is_ours:
+        if not self._ranks.leads:
             return
         content = io.BytesIO()
         torch.save({"format": FORMAT, "recipe": self._recipe, "state": trainer.state}, content)

@@ -177,8 +177,8 @@ def _train(
     facts = _facts(data, begin, parts, model)
     graphs = GraphData(_weighted(frames, parts, data), model.cutoff, device)
     model = model.to(device).train()
-    outputs = Outputs(out, recipe, "\n".join(facts))
-    with outputs.opened(ranks, overwrite=overwrite):
+    outputs = Outputs(out, recipe, "\n".join(facts), ranks)
+    with outputs.opened(overwrite=overwrite):
         state = outputs.load(device)
         if state is None or len(parts.replay):
             _fit(model, graphs, parts, begin)

@@ -7,18 +7,18 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mlff_triton.errors import InputError
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.training.averaging import WeightAverage
-from mlff_triton.training.batches import Batch, GraphData, shuffled
+from mlff_triton.training.batches import GraphData, shuffled
 from mlff_triton.training.evaluation import evaluate
 from mlff_triton.training.log import LogRow
-from mlff_triton.training.loss import errors_of
 from mlff_triton.training.ranks import ALONE, Ranks
 from mlff_triton.training.schedule import learning_rate
 from mlff_triton.training.settings import Settings
@@ -143,7 +143,7 @@ class Trainer:
         settings = self.settings
         take_step = TrainingStep(
             self.model,
-            self._loss,
+            partial(settings.loss, add=self.ranks.add),
             self._optimizer,
             max_gradient_norm=settings.max_gradient,
             after_step=self._average.update,
@@ -196,15 +196,6 @@ class Trainer:
         self._optimizer.load_state_dict(state["optimizer"])
         for group in self._optimizer.param_groups:  # of a GPU, if it was saved there
             group["capturable"], group["fused"] = False, self.model.std.is_cuda
-
-    def _loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return what a share of a batch adds to its loss, with gradients."""
-        assert isinstance(model, TensorNet)
-        loss = self.settings.loss
-        penalties, weights = loss.sums(errors_of(model, batch, create_graph=True), batch).unbind()
-        weights = weights.detach().clone()
-        self.ranks.add([weights])
-        return loss.total(torch.stack([penalties, weights]))
 
     def _rate(self, step: int) -> float:
         warm_up = self.settings.warm_up_of(self.steps)
