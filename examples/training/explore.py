@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,14 +26,11 @@ from conformers import load_structures
 from geometry import centered
 from label_data import (
     LARGEST_BATCH,
-    PAIRS,
     Arrays,
+    batch_size,
     gathered,
+    good_rows,
     inputs_of,
-    is_good,
-    label_batch,
-    relative_spread,
-    row,
     save,
     source_of,
 )
@@ -48,10 +45,9 @@ RECIPES = ("relaxed", "turned", "stretched", "dimer", "solvated", "bound")  # to
 TIMESTEP = 0.5 * units.fs
 FRICTION = 0.01 / units.fs
 MOST_DOWN, MOST_STEPS = 60, 600  # steps downhill, and of dynamics
-Forces = Callable[[Tensor, Tensor, Tensor], Labels]
 
 
-def student(engine: Engine) -> Forces:
+def student(engine: Engine) -> Teacher:
     """Return a model in the form of a teacher, with uncertainties in place of a spread."""
 
     def label(z: Tensor, x: Tensor, charge: Tensor) -> Labels:
@@ -69,13 +65,13 @@ def student(engine: Engine) -> Forces:
 
 
 def wandered(
-    model: Forces, z: Tensor, x: Tensor, charge: Tensor, steps: Tensor, kelvin: Tensor, seed: int
+    model: Teacher, z: Tensor, x: Tensor, charge: Tensor, steps: Tensor, kelvin: Tensor, seed: int
 ) -> Tensor:
     """Move structures by Langevin dynamics, each for its number of steps at its temperature.
 
     Parameters
     ----------
-    model : callable
+    model : Teacher
         Gives the forces.
     z, x, charge : int64 [B, N], [B, N, 3], [B]
         Atomic numbers, 0 for filler; positions in Å; total charges.
@@ -132,12 +128,12 @@ def batches(made: list[Sample]) -> Iterator[list[Sample]]:
     made = sorted(made, key=lambda sample: len(sample.structure.numbers))
     while made:
         largest = len(made[min(len(made), LARGEST_BATCH) - 1].structure.numbers)
-        size = min(LARGEST_BATCH, max(1, PAIRS // largest**2))
+        size = batch_size(largest)
         yield made[:size]
         made = made[size:]
 
 
-def visited(model: Forces, batch: list[Sample], device: str, seed: int) -> list[Sample]:
+def visited(model: Teacher, batch: list[Sample], device: str, seed: int) -> list[Sample]:
     """Move samples by the model, and return those outside of walls, the least certain first."""
     random = np.random.default_rng(seed)
     z, x, charge = inputs_of(batch, device)
@@ -160,7 +156,7 @@ def visited(model: Forces, batch: list[Sample], device: str, seed: int) -> list[
 
 
 def labeled(
-    teacher: Teacher, model: Forces, made: list[Sample], args: argparse.Namespace
+    teacher: Teacher, model: Teacher, made: list[Sample], args: argparse.Namespace
 ) -> tuple[Arrays, int]:
     """Return labels of what the model visits, for `save`, and the number that was dropped."""
     rows, dropped = [], 0
@@ -169,11 +165,9 @@ def labeled(
         chosen = moved[: math.ceil(args.share * len(moved))]
         if not chosen:
             continue
-        found = label_batch(teacher, chosen, args.device)
-        spread = relative_spread(found)
-        kept = is_good(found, spread, chosen).nonzero()[:, 0].tolist()
-        dropped += len(chosen) - len(kept)
-        rows += [row(chosen[j], found, spread, j) for j in kept]
+        good = good_rows(teacher, chosen, args.device)
+        dropped += len(chosen) - len(good)
+        rows += good
         print(f"{len(rows)} structures, {dropped} dropped", flush=True)
     return gathered(rows), dropped
 

@@ -99,19 +99,31 @@ def labeled(teacher: Teacher, made: Iterable[Sample], device: str) -> tuple[Arra
         n = -(-len(sample.structure.numbers) // ROOM) * ROOM
         classes[n, bool(sample.pair), bool(sample.steps), made_of_two].append(sample)
     rows, dropped = [], 0
-    for (n, _, moves, made_of_two), chosen in sorted(classes.items(), key=lambda item: item[0]):
-        size = min(LARGEST_BATCH, max(1, PAIRS // n**2))
+    for (n, _, moves, _), chosen in sorted(classes.items(), key=lambda item: item[0]):
+        size = batch_size(n)
         chosen.sort(key=lambda sample: sample.steps)  # as batches take the steps of their last
         for first in range(0, len(chosen), size):
             batch = chosen[first : first + size]
             if moves:
                 batch = moved_down(teacher, batch, device)
-            found = label_batch(teacher, batch, device)
-            spread = relative_spread(found)
-            kept = is_wall(found) if made_of_two else is_good(found, spread, batch)
-            dropped += int((~kept).sum())
-            rows += [row(batch[k], found, spread, k) for k in kept.nonzero()[:, 0].tolist()]
+            good = good_rows(teacher, batch, device)
+            dropped += len(batch) - len(good)
+            rows += good
     return gathered(rows), dropped
+
+
+def batch_size(n: int) -> int:
+    """Return the number of structures of up to n atoms that a GPU labels at a time."""
+    return min(LARGEST_BATCH, max(1, PAIRS // n**2))
+
+
+def good_rows(teacher: Teacher, batch: list[Sample], device: str) -> list[Arrays]:
+    """Label a batch, of pairs of atoms or of others, and return the rows with good labels."""
+    found = label_batch(teacher, batch, device)
+    spread = relative_spread(found)
+    made_of_two = batch[0].structure.group == ATOM_PAIR
+    kept = is_wall(found) if made_of_two else is_good(found, spread, batch)
+    return [row(batch[k], found, spread, k) for k in kept.nonzero()[:, 0].tolist()]
 
 
 def label_batch(teacher: Teacher, batch: list[Sample], device: str) -> Labels:
@@ -157,7 +169,7 @@ def filled(values: Iterable[NDArray[Any]], n: int, dtype: torch.dtype, device: s
     stack = np.zeros((len(rows), n, *rows[0].shape[1:]))
     for place, value in zip(stack, rows, strict=True):
         place[: len(value)] = value
-    return tensor(stack, dtype, device)
+    return torch.from_numpy(stack).to(device, dtype)
 
 
 def tensor(values: Iterable[Any], dtype: torch.dtype, device: str) -> torch.Tensor:
