@@ -97,12 +97,12 @@ class Engine:
     uses atomic additions, as ``"torch"`` does for particle-mesh Ewald, and as far as a mesh is kept
     that was chosen for an earlier cell. With ``"cpu"``, bits do not depend on the number of
     threads. Any thread may call; calls wait for one another. Copies and pickles hold the arguments
-    and the model, from which the engine is made again. After a fork, an engine on the CPU works in the child with a
-    single thread, but CUDA does not. Autocast, inference mode, anomaly detection, the default
-    device and the default dtype of a caller change nothing, nor does PyTorch's demand for
-    deterministic algorithms, except that ``"exact"`` on a GPU follows it. Making an engine draws no
-    random numbers. Unlike calculators, an engine does not look for atoms
-    that are far too close, or for chemistry unknown to the model.
+    and the model, from which the engine is made again. After a fork, an engine on the CPU works in
+    the child with a single thread, but CUDA does not. Autocast, inference mode, anomaly detection,
+    the default device and the default dtype of a caller change nothing, nor does PyTorch's demand
+    for deterministic algorithms, except that ``"exact"`` on a GPU follows it. Making an engine
+    draws no random numbers. Unlike calculators, an engine does not look for atoms that are far too
+    close, or for chemistry unknown to the model.
 
     Raises
     ------
