@@ -61,22 +61,22 @@ def _damping(distance):
 
 
 @triton.jit
-def _field(distance, constants_ptr, EWALD: tl.constexpr):
-    """Return the energy of unit charges at these distances, and its derivative."""
+def _field(distance, first, second, EWALD: tl.constexpr):
+    """Return the energy of unit charges at these distances, and its derivative.
+
+    The constants are the splitting of an Ewald sum, or those of a reaction field.
+    """
     damping, slope = _damping(distance)
     inverse = 1 / distance
     if EWALD:
-        splitting = tl.load(constants_ptr + 1).to(distance.dtype)
-        value, decay = erfc(splitting * distance)
+        value, decay = erfc(first * distance)
         energy = (value - (1 - damping)) * inverse
-        slope -= _TWO_OVER_ROOT_PI * splitting * decay
+        slope -= _TWO_OVER_ROOT_PI * first * decay
         slope = slope * inverse - energy * inverse
     else:
-        quadratic = tl.load(constants_ptr + 1).to(distance.dtype)
-        constant = tl.load(constants_ptr + 2).to(distance.dtype)
-        bare = inverse + quadratic * distance * distance - constant
+        bare = inverse + first * distance * distance - second
         energy = damping * bare
-        slope = slope * bare + damping * (2 * quadratic * distance - inverse * inverse)
+        slope = slope * bare + damping * (2 * first * distance - inverse * inverse)
     return energy, slope
 
 
@@ -203,10 +203,9 @@ def _coulomb_edges_kernel(
     """Sum over the edges of an atom. Grid: one program per atom.
 
     Reads ``charges[N, n_charges]``, the weights [n_charges] of energy and mean, ``field[3]``, or
-    ``field[2]`` of an Ewald sum, from
-    `Edges` ``slot_begin[N]``, ``slot_end[N]``, ``senders[slots]``, ``direction[3, slots]`` and
-    ``distance[slots]``, and ``order[N]``. Writes ``grad_charges[N, n_charges]``, ``mean[N]``,
-    ``forces[N, 3]`` and ``atoms[7, N]``.
+    ``field[2]`` of an Ewald sum, from `Edges` ``slot_begin[N]``, ``slot_end[N]``,
+    ``senders[slots]``, ``direction[3, slots]`` and ``distance[slots]``, and ``order[N]``. Writes
+    ``grad_charges[N, n_charges]``, ``mean[N]``, ``forces[N, 3]`` and ``atoms[7, N]``.
     """
     wait_for_previous(EARLY_LAUNCH)
     atom = tl.program_id(0).to(tl.int64)
@@ -216,7 +215,10 @@ def _coulomb_edges_kernel(
     used = column < n_charges
     charges = tl.load(charges_ptr + atom * n_charges + column, used, other=0.0)
     weights = tl.load(weights_ptr + column, used, other=0.0)
-    cutoff = tl.load(field_ptr).to(dtype)
+    cutoff, first = tl.load(field_ptr).to(dtype), tl.load(field_ptr + 1).to(dtype)
+    second = first
+    if not EWALD:
+        second = tl.load(field_ptr + 2).to(dtype)
     stride = tl.cast(n_slots, tl.int64)
 
     sums = tl.zeros([LANES, C], dtype)
@@ -237,7 +239,7 @@ def _coulomb_edges_kernel(
         uy = tl.load(direction_ptr + stride + slot, live, other=0.0)
         uz = tl.load(direction_ptr + 2 * stride + slot, live, other=0.0)
         inside = live & (distance < cutoff)
-        factor, slope = _field(distance, field_ptr, EWALD)
+        factor, slope = _field(distance, first, second, EWALD)
         factor = tl.where(inside, factor, 0.0).to(dtype)
         # The same bits for the opposite edge
         product = tl.sum(other * charges[None, :] * weights[None, :], axis=1)
