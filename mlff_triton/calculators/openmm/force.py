@@ -17,6 +17,7 @@ from mlff_triton.calculators.openmm.atoms import Selection, box_of, check_bonds
 from mlff_triton.calculators.openmm.recipe import Options, Recipe, lasting_model, load_lasting
 from mlff_triton.engine.batch import Batch, check_charge
 from mlff_triton.engine.engine import Engine
+from mlff_triton.engine.fork_lock import ForkLock
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.model.prediction import Ensemble, check_neutral, members_of
 from mlff_triton.model.tensornet import TensorNet
@@ -247,6 +248,7 @@ class EngineForce:
         self._batch: Batch | None = None
         self._plausibility: Plausibility | None = None
         self._molecules = recipe.molecules()
+        self._lock = ForkLock(is_lost_by_fork=False)  # Contexts may step in several threads
 
     def __reduce__(self) -> tuple[type[EngineForce], tuple[Recipe]]:
         return EngineForce, (self.recipe,)
@@ -275,10 +277,11 @@ class EngineForce:
 
     def compute(self, state: openmm.State) -> tuple[float, NDArray[np.float64]]:
         """Compute energy and forces as a call does, and raise errors unchanged."""
-        batch = self._update(state, _positions(state))
-        prediction = self.engine.evaluate(batch)
-        if self._plausibility is not None:
-            self._plausibility.judge(batch, prediction)
+        with self._lock:
+            batch = self._update(state, _positions(state))
+            prediction = self.engine.evaluate(batch)
+            if self._plausibility is not None:
+                self._plausibility.judge(batch, prediction)
         energy = (prediction.energy.item() - self.recipe.shift) * EV_TO_KJ_PER_MOL
         return energy, prediction.forces.double().numpy() * (EV_TO_KJ_PER_MOL * NM)
 
@@ -294,7 +297,8 @@ class EngineForce:
             raise InputError("the state has no positions: ask for getState(positions=True)")
         positions, particles = _positions(state), self.recipe.particles
         own = positions if particles is None else positions[particles]
-        found = self.engine.evaluate(self._update(state, own)).uncertainty
+        with self._lock:
+            found = self.engine.evaluate(self._update(state, own)).uncertainty
         assert found is not None
         return found.double().numpy() * (EV_TO_KJ_PER_MOL * NM)
 

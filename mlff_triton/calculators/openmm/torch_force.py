@@ -29,6 +29,7 @@ from mlff_triton.calculators._plausibility import Plausibility
 from mlff_triton.calculators.openmm.recipe import Recipe
 from mlff_triton.engine.batch import Batch
 from mlff_triton.engine.engine import Engine
+from mlff_triton.engine.fork_lock import ForkLock
 from mlff_triton.engine.steps import Units
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.units import EV_TO_KJ_PER_MOL, NM
@@ -122,6 +123,7 @@ class OpenMMSystem:
         self.resident = engine.resident(
             recipe.numbers, any_box, recipe.periodic, recipe.charge, OPENMM_UNITS
         )
+        self._lock = ForkLock(is_lost_by_fork=False)  # Contexts may step in several threads
         self._new_engine: Engine | None = engine  # until the first step
         self._molecules = recipe.molecules()
         self._cutoff = engine.cutoff / NM
@@ -134,6 +136,10 @@ class OpenMMSystem:
 
     def step(self, positions: Tensor, box: Tensor | None) -> tuple[Tensor, Tensor]:
         """Compute energy and forces, see `create_module`."""
+        with self._lock:
+            return self._step(positions, box)
+
+    def _step(self, positions: Tensor, box: Tensor | None) -> tuple[Tensor, Tensor]:
         self._check(len(positions))
         ours = positions
         if self._particles is not None:

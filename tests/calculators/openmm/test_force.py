@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -10,6 +11,7 @@ from ase.build import molecule
 
 from mlff_triton import Ensemble, TensorNet, TensorNetCalculator, create_openmm_force
 from mlff_triton.calculators.openmm.force import EngineForce
+from mlff_triton.calculators.openmm.recipe import Recipe
 from mlff_triton.errors import InputError
 from mlff_triton.testing import assert_within, random_cluster, random_crystal
 
@@ -246,6 +248,27 @@ def test_two_contexts_at_once(threaded):
     for expected, (context, _) in zip(alone, pair, strict=True):
         assert np.array_equal(now(context, atoms).positions, expected)
     assert not np.array_equal(*alone)
+
+
+def test_each_thread_gets_the_energy_of_its_own_positions():
+    """Another thread may call as soon as the positions of one are stored."""
+
+    class Slow(EngineForce):
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value)
+            if name == "_batch":
+                time.sleep(0.05)
+
+    atoms = molecule("CH3OH")
+    force = Slow(Recipe("default", atoms.numbers, device="cpu"))
+    states = []
+    for seed in range(4):
+        atoms.rattle(0.02, seed=seed)
+        states.append(context_of(system_of(atoms), atoms).getState(positions=True))
+    alone = [force(state)[0] for state in states]
+    with ThreadPoolExecutor(len(states)) as pool:
+        assert [energy for energy, _ in pool.map(force, states)] == alone
+    assert len(set(alone)) == len(states)
 
 
 def test_steps_from_another_thread():

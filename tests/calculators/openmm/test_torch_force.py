@@ -11,7 +11,9 @@ import io
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -161,6 +163,23 @@ def test_any_thread_may_call(device):
     for result in results:
         check(result, MOLECULE, 1e-9)
         assert torch.equal(result[1], results[0][1])
+
+
+def test_the_first_step_of_several_threads(monkeypatch):
+    """One of them looks at the structure, slowly, while the others wait."""
+    looks = []
+
+    def look_slowly(*given: Any) -> None:
+        looks.append(given)
+        time.sleep(0.1)
+
+    monkeypatch.setattr(openmm_torch, "_look_at", look_slowly)
+    module = create_module(recipe_of(MOLECULE))
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: module(*arguments(MOLECULE)), range(4)))
+    assert len(looks) == 1
+    for result in results:
+        check(result, MOLECULE)
 
 
 def test_models_in_memory():
