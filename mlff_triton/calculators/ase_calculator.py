@@ -249,7 +249,7 @@ class TensorNetCalculator(Calculator):
         """Return consecutive groups of at most ``max_atoms`` atoms (or one larger system).
 
         Groups end before cells so different that their common mesh would be much too fine for some,
-        and before meshes fill the memory.
+        and before meshes fill the memory. A slab with a mesh is a group of its own.
         """
         groups: list[list[Atoms]] = []
         size = max_atoms + 1
@@ -257,7 +257,8 @@ class TensorNetCalculator(Calculator):
         for atoms in images:
             size += len(atoms)
             points = self._mesh_points([atoms])
-            is_full = size > max_atoms
+            last = groups[-1][-1] if groups else atoms
+            is_full = size > max_atoms or self._has_own_mesh(atoms) or self._has_own_mesh(last)
             if alone and not is_full:
                 together = self._mesh_points([*groups[-1], atoms])
                 is_full = together > min(MOST_MESH_POINTS, WASTE * (alone + points))
@@ -267,6 +268,10 @@ class TensorNetCalculator(Calculator):
             groups[-1].append(atoms)
             alone += points
         return groups
+
+    def _has_own_mesh(self, atoms: Atoms) -> bool:
+        """Return True if a system shares its mesh with no other one, because it is a slab."""
+        return self.session.engine.uses_mesh and bool(atoms.pbc.sum() == 2)
 
     def _mesh_points(self, images: Sequence[Atoms]) -> int:
         """Return the number of mesh points of a batch; 0 for models or systems without meshes."""

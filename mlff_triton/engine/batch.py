@@ -57,6 +57,11 @@ class Batch:
         return np.bincount(self.system, minlength=len(self.boxes))
 
     @property
+    def has_slabs(self) -> bool:
+        """True if a system is periodic in two directions."""
+        return any(box.pbc.sum() == 2 for box in self.boxes)
+
+    @property
     def system_ptr(self) -> NDArray[np.int32]:
         """First atom of each system, followed by the number of all atoms, int32 [B + 1]."""
         return np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int32)

@@ -130,10 +130,10 @@ class CpuState:
             for box in batch.boxes:
                 p.check_box(box)
         is_new = old is None or not old.same_atoms(batch)
-        if self._mesh_choice is not None and (is_other or is_new):
-            parameters, _ = self._mesh_choice.update(batch.boxes, is_new=is_new)
+        if self._mesh_choice is not None and (is_other or is_new or batch.has_slabs):
+            plan, _ = self._mesh_choice.update(batch, is_new=is_new)
             cells = np.stack([box.cell for box in batch.boxes])
-            self._mesh = Mesh(torch.from_numpy(cells), parameters)
+            self._mesh = plan.in_cells(torch.from_numpy(cells))
         if is_new:
             atoms = batch.numbers, batch.charge, batch.system_ptr
             self._systems = Systems.of(p, *map(torch.from_numpy, atoms))

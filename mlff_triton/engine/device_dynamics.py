@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -313,12 +313,12 @@ class DeviceDynamics:
         return self._checked(block.downloads.observation()) if block.is_observed else None
 
     def _checked(self, observation: Observation) -> Observation:
-        """Raise `InputError` if a barostat has made a box too small for a Coulomb energy."""
-        boxes = self._state.batch.with_cells(observation.state.cell).boxes
-        for box in boxes:
+        """Raise `InputError` if the Coulomb energy is no longer defined, or its mesh too small."""
+        batch = self._state.batch.with_cells(observation.state.cell)
+        for box in batch.boxes:
             self._state.model.parameters.check_box(box)
         if self._state.mesh_choice is not None:
-            self._state.mesh_choice.check(boxes)
+            self._state.mesh_choice.check(replace(batch, positions=observation.state.positions))
         return observation
 
     def observe(self) -> Observation:

@@ -17,13 +17,12 @@ from mlff_triton._common.cuda_graphs import GraphPool
 from mlff_triton.engine.batch import Batch, to_tensor
 from mlff_triton.engine.charged_step import Geometry, Operators, evaluate_charged_step
 from mlff_triton.engine.device_neighbors import AtomBuffers, DeviceModel, DeviceNeighbors
-from mlff_triton.engine.mesh import Mesh
+from mlff_triton.engine.mesh import MeshPlan
 from mlff_triton.engine.step import Outputs, Systems, evaluate_step
 from mlff_triton.engine.step_graph import StepGraph
 from mlff_triton.errors import InputError, OverlappingAtomsError
 from mlff_triton.kernels.common.compilation import compile_ahead
 from mlff_triton.kernels.electrostatics.charge_channels import channel_sums
-from mlff_triton.kernels.electrostatics.types import PMEParameters
 from mlff_triton.kernels.types.status import AGE, CONTACT, FAR, NOT_FINITE, OVERLAP, SHORT, STALE
 from mlff_triton.neighbors.box import Box, check_box
 
@@ -64,7 +63,7 @@ class DeviceState:
         self._compiled_layout = -1
         self._age = self._last_age = 0  # see `_grow_older`
         self.mesh_choice = model.parameters.mesh_choice
-        self._mesh: PMEParameters | None = None
+        self._mesh: MeshPlan | None = None
         self.has_contacts = False
 
     def _make_neighbors(self) -> DeviceNeighbors:
@@ -95,8 +94,8 @@ class DeviceState:
         if is_new:
             self._batch = None  # in case of an error, after which nothing is known
             self._set_atoms(batch)
-        if self.mesh_choice is not None and (is_new or changed):
-            self._mesh, differs = self.mesh_choice.update(batch.boxes, is_new=is_new)
+        if self.mesh_choice is not None and (is_new or changed or batch.has_slabs):
+            self._mesh, differs = self.mesh_choice.update(batch, is_new=is_new)
             self.neighbors.layout += differs  # as launches change
         if changed:
             pbc = [(last.boxes[k].pbc == batch.boxes[k].pbc).all() for k in changed] if last else []
@@ -192,7 +191,7 @@ class DeviceState:
         far = near if charges is not None and charges.is_truncated else None
         if self.neighbors.has_far_edges:
             far, self._status = self.neighbors.far_edges(self._status)
-        mesh = None if self._mesh is None else Mesh(self.atoms.cell, self._mesh)
+        mesh = None if self._mesh is None else self._mesh.in_cells(self.atoms.cell)
         return Geometry(self.atoms.positions, near, far, mesh)
 
     def settle(self, run: Callable[[], int]) -> None:

@@ -263,10 +263,11 @@ class Engine:
             return
         if self.uses_mesh:
             systems = zip(batch.charge, batch.boxes, strict=True)
-            charges = [charge for charge, box in systems if charge and box.pbc.all()]
-            self._has_warned = bool(charges)
-            for charge in charges[:1]:
-                warnings.warn(background(charge), ChargedCellWarning, stacklevel=3)
+            charged = [(charge, box) for charge, box in systems if charge and box.pbc.any()]
+            self._has_warned = bool(charged)
+            for charge, box in charged[:1]:
+                text = background(charge, slab=not box.pbc.all())
+                warnings.warn(text, ChargedCellWarning, stacklevel=3)
 
     @property
     def contact_reach(self) -> float:
@@ -383,6 +384,11 @@ class Engine:
         with self._call():
             atoms = as_array(numbers)
             batch = Batch.of(atoms, np.zeros((atoms.size, 3)), cell, pbc, charge=charge)
+            if self.uses_mesh and batch.has_slabs:
+                raise InputError(
+                    "the mesh of particle-mesh Ewald depends on how thick a slab is, so that the "
+                    "host has to see its positions: call compute() or evaluate() at each step"
+                )
             self._check_charge(batch)
             for steps in self._steps:
                 steps.check_species(batch.numbers)

@@ -18,6 +18,7 @@ from mlff_triton.engine.step import Systems, evaluate_step
 from mlff_triton.engine.steps import CANNOT_PREPARE, ResidentStep, Steps, Units
 from mlff_triton.errors import BackendError
 from mlff_triton.kernels.types.edges import Edges
+from mlff_triton.model.mesh_coulomb import slab_of
 from mlff_triton.model.prediction import Prediction, predict
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.graph import Graph, concatenate
@@ -130,6 +131,7 @@ class ExactSteps(ListSteps):
             self.model.check_box(box)
         graph = self._graph(batch).to(self.device)
         cells = np.stack([box.cell for box in batch.boxes])
+        slab = slab_of(batch.boxes) if self.model.uses_mesh else None
         prediction = predict(
             self.model,
             to_tensor(batch.numbers, self.device),
@@ -138,6 +140,7 @@ class ExactSteps(ListSteps):
             cell=to_tensor(cells, self.device),
             batch=to_tensor(batch.system, self.device),
             charge=to_tensor(batch.charge, self.device),
+            slab=slab,
         )
         return prediction.map(Tensor.cpu)
 
@@ -236,7 +239,7 @@ class SequenceSteps(ListSteps):
             return None
         is_new = self._batch is None or not self._batch.same_atoms(batch)
         self._batch = batch
-        return Mesh(cells, self._mesh_choice.update(batch.boxes, is_new=is_new)[0])
+        return self._mesh_choice.update(batch, is_new=is_new)[0].in_cells(cells)
 
     def _edges(self, graph: Graph, vectors: Tensor) -> Edges:
         """Return the edges of a graph as the operators read them."""

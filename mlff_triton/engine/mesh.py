@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -11,13 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mlff_triton.engine.batch import Batch
 from mlff_triton.engine.charge_parameters import CoulombWeights
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.electrostatics.types import ChannelSums, PMEParameters
 from mlff_triton.kernels.types.charges import CoulombSums
 from mlff_triton.model.config import TensorNet2Config
-from mlff_triton.model.mesh_coulomb import mesh_parameters
-from mlff_triton.neighbors.box import Box
+from mlff_triton.model.mesh_coulomb import (
+    least_height,
+    mesh_parameters,
+    roomy,
+    slab_cells,
+    slab_of,
+)
 
 MeshOperator = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, PMEParameters], ChannelSums]
 """`channel_sums` in `mlff_triton.kernels.electrostatics.charge_channels` or its reference."""
@@ -43,6 +49,36 @@ class Mesh(NamedTuple):
     parameters: PMEParameters
 
 
+class MeshPlan(NamedTuple):
+    """The mesh that is chosen for the cells of a batch.
+
+    Attributes
+    ----------
+    parameters : PMEParameters
+        Splitting, mesh, order, and the direction in which systems are slabs.
+    height : float
+        Height in Å of the cells of slabs; otherwise 0.
+    """
+
+    parameters: PMEParameters
+    height: float = 0.0
+
+    def in_cells(self, cell: Tensor) -> Mesh:
+        """Return the mesh in cells, float64 [B, 3, 3]."""
+        slab = self.parameters.slab
+        return Mesh(cell if slab is None else slab_cells(cell, slab, self.height), self.parameters)
+
+    def serves(self, wanted: MeshPlan) -> bool:
+        """Return True if this mesh is as fine as another one, and not much finer."""
+        points, fewest = (math.prod(plan.parameters.mesh) for plan in (self, wanted))
+        return self.is_as_fine(wanted) and points <= MOST_POINTS * fewest
+
+    def is_as_fine(self, other: MeshPlan) -> bool:
+        """Return True if this mesh has at least as many points in each direction as another one."""
+        pairs = zip(self.parameters.mesh, other.parameters.mesh, strict=True)
+        return self.parameters.slab == other.parameters.slab and all(n >= k for n, k in pairs)
+
+
 class MeshOrder(NamedTuple):
     """Order of the rows of charges; all as in `mlff_triton.engine.step.Systems`.
 
@@ -66,8 +102,9 @@ class MeshChoice:
     """The mesh of a batch, which stays the same while cells change little.
 
     It is chosen anew for other atoms, where a cell has grown so much that the error would exceed
-    the model's ``pme_error``, and where cells have shrunk so much that it wastes `MOST_POINTS`. So
-    energies do not jump as cells fluctuate, and a captured step is rarely captured again.
+    the model's ``pme_error`` or a slab so thick that its cell is too low, and where cells have
+    shrunk so much that it wastes `MOST_POINTS`. So energies do not jump as cells fluctuate, and a
+    captured step is rarely captured again.
 
     Parameters
     ----------
@@ -77,50 +114,65 @@ class MeshChoice:
 
     def __init__(self, config: TensorNet2Config) -> None:
         self._config = config
-        self._chosen: PMEParameters | None = None
+        self._chosen: MeshPlan | None = None
 
-    def update(self, boxes: Sequence[Box], *, is_new: bool) -> tuple[PMEParameters, bool]:
-        """Return the mesh for cells, and True if it differs from the last one.
+    def update(self, batch: Batch, *, is_new: bool) -> tuple[MeshPlan, bool]:
+        """Return the mesh for the cells of a batch, and True if it differs from the last one.
 
         Parameters
         ----------
-        boxes : sequence of Box
-            Cell of each system.
+        batch : Batch
+            The systems.
         is_new : bool
             True if the atoms are others than before.
+
+        Raises
+        ------
+        InputError
+            If systems are periodic in different directions, or the mesh would be too large.
         """
-        last, wanted = self._chosen, self._wanted(boxes)
-        if last is not None and not is_new and _serves(last, wanted):
+        last, slab = self._chosen, slab_of(batch.boxes)
+        least = self._least_height(batch, slab)
+        wanted = self._plan(batch, slab, roomy(least) if least else 0.0)
+        if last is not None and not is_new and last.height >= least and last.serves(wanted):
             return last, False
         self._chosen = wanted
         return wanted, wanted != last
 
-    def check(self, boxes: Sequence[Box]) -> None:
-        """Raise `InputError` if a barostat has stretched cells too far for the mesh."""
+    def check(self, batch: Batch) -> None:
+        """Raise `InputError` if a run has stretched cells or slabs too far for the mesh."""
         assert self._chosen is not None
-        shrunk = [replace(box, cell=box.cell / STRETCH) for box in boxes]
-        if not _is_as_fine(self._chosen, self._wanted(shrunk)):
+        slab = slab_of(batch.boxes)
+        boxes = tuple(replace(box, cell=box.cell / STRETCH) for box in batch.boxes)
+        shrunk = self._plan(replace(batch, boxes=boxes), slab, self._chosen.height)
+        if not self._chosen.is_as_fine(shrunk):
             raise InputError(
                 "the barostat has stretched the cell by a tenth or more, too far for the mesh of "
                 "particle-mesh Ewald: continue from the last state, for which another one is chosen"
             )
+        if self._chosen.height < self._least_height(batch, slab):
+            raise InputError(
+                "the slab has become too thick for the mesh of particle-mesh Ewald: see whether "
+                "atoms have left it, or continue from the last state, for which another mesh is "
+                "chosen"
+            )
 
-    def _wanted(self, boxes: Sequence[Box]) -> PMEParameters:
-        return mesh_parameters(
-            self._config, torch.from_numpy(np.stack([box.cell for box in boxes]))
-        )
+    def _least_height(self, batch: Batch, slab: int | None) -> float:
+        """Return the height in Å that the cells of slabs need at least; 0 without slabs."""
+        if slab is None:
+            return 0.0
+        positions, system = map(torch.from_numpy, (batch.positions, batch.system))
+        return least_height(self._config, positions, _cells(batch), system, slab)
+
+    def _plan(self, batch: Batch, slab: int | None, height: float) -> MeshPlan:
+        cells = _cells(batch)
+        if slab is not None:
+            cells = slab_cells(cells, slab, height)
+        return MeshPlan(mesh_parameters(self._config, cells, slab), height)
 
 
-def _serves(mesh: PMEParameters, wanted: PMEParameters) -> bool:
-    """Return True if a mesh is as fine as another one, and not much finer."""
-    return _is_as_fine(mesh, wanted) and math.prod(mesh.mesh) <= MOST_POINTS * math.prod(
-        wanted.mesh
-    )
-
-
-def _is_as_fine(mesh: PMEParameters, other: PMEParameters) -> bool:
-    """Return True if a mesh has at least as many points in each direction as another one."""
-    return all(n >= least for n, least in zip(mesh.mesh, other.mesh, strict=True))
+def _cells(batch: Batch) -> Tensor:
+    return torch.from_numpy(np.stack([box.cell for box in batch.boxes]))
 
 
 def with_waves(

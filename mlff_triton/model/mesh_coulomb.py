@@ -2,12 +2,15 @@
 
 The energy of pairs is that of `mlff_triton.model.coulomb.coulomb_energy` without a cutoff, summed
 over all images: `mlff_triton.model.coulomb.ewald_energy` over pairs within the cutoff, and the sum
-over waves here. Charged cells get a uniform background that neutralizes them.
+over waves here. Charged cells get a uniform background that neutralizes them. Systems that are
+periodic in two directions are slabs in a cell with enough empty space, see `pme_energy`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -27,6 +30,8 @@ from mlff_triton.neighbors.box import Box
 
 MOST_POINTS, MOST_IN_ALL = 1 << 27, 1 << 31
 """Largest numbers of mesh points of a cell, and of all cells and charges of an atom."""
+STEP = 4.0
+"""Å in which the cells of slabs grow, so that energies rarely depend on another height."""
 UNIT = COULOMB / MESH_COULOMB
 """Factor from energies of the mesh to those of the model, whose constants differ by rounding."""
 
@@ -35,8 +40,13 @@ class ChargedCellWarning(UserWarning):
     """The energy of a charged periodic cell includes a background that neutralizes it."""
 
 
-def background(charge: float) -> str:
-    """Return one line about the background of a charged cell."""
+def background(charge: float, *, slab: bool = False) -> str:
+    """Return one line about the background of a charged cell, or about a charged slab."""
+    if slab:
+        return (
+            f"each cell of the slab has the charge {charge:+g} e: its energy is that of a charged "
+            "sheet without end, and depends on the size of the cell"
+        )
     return (
         f"the cell has the charge {charge:+g} e: its energy includes a uniform background that "
         "neutralizes it, and depends on the size of the cell"
@@ -44,8 +54,8 @@ def background(charge: float) -> str:
 
 
 def check_mesh_box(box: Box) -> None:
-    """Raise `InputError` unless a box is periodic in all three directions."""
-    if box.pbc.all():
+    """Raise `InputError` unless a box is periodic in three directions, or two as a slab."""
+    if box.pbc.sum() >= 2:
         return
     if not box.pbc.any():
         raise InputError(
@@ -53,13 +63,97 @@ def check_mesh_box(box: Box) -> None:
             "cell and pbc=True, or use coulomb='all-pairs' for a molecule in vacuum"
         )
     raise InputError(
-        f"the Coulomb energy is by particle-mesh Ewald, which needs three periodic directions, not "
-        f"{int(np.sum(box.pbc))}: give the slab or wire a cell with a gap of vacuum and pbc=True, "
-        "or use coulomb='reaction-field'"
+        "the Coulomb energy is by particle-mesh Ewald, which needs three periodic directions, or "
+        "two for a slab, not one: give the wire a cell with gaps of vacuum and pbc=True, or use "
+        "coulomb='reaction-field'"
     )
 
 
-def mesh_parameters(config: TensorNet2Config, cell: Tensor) -> PMEParameters:
+def slab_of(boxes: Sequence[Box]) -> int | None:
+    """Return the direction in which boxes are not periodic, or None.
+
+    Raises
+    ------
+    InputError
+        If the boxes of a batch are periodic in different directions.
+    """
+    pbc = np.stack([box.pbc for box in boxes])
+    if (pbc != pbc[0]).any():
+        raise InputError(
+            "systems of one batch are periodic in different directions, but particle-mesh Ewald "
+            "has one kind of mesh for all: compute slabs and periodic cells in batches of their own"
+        )
+    return None if pbc[0].all() else int(np.flatnonzero(~pbc[0])[0])
+
+
+def least_height(
+    config: TensorNet2Config, positions: Tensor, cell: Tensor, system: Tensor, axis: int
+) -> float:
+    """Return the height in Å that the cells of slabs need at least, which waits for a GPU.
+
+    Waves along the longer vector in the plane decay in the empty space to the model's error, and no
+    pair is within the cutoff across it.
+
+    Parameters
+    ----------
+    config : TensorNet2Config
+        A model with a ``pme_error``.
+    positions : [N, 3]
+        Å.
+    cell : [B, 3, 3]
+        Lattice vectors (rows) in Å.
+    system : int64 [N]
+        System of each atom.
+    axis : {0, 1, 2}
+        Direction that is not periodic.
+
+    Raises
+    ------
+    InputError
+        If a value is NaN or infinite.
+    """
+    assert config.coulomb_cutoff is not None
+    assert config.pme_error is not None
+    z = (positions * _normals(cell, axis)[system]).sum(1)
+    ends = [
+        z.new_zeros(len(cell)).scatter_reduce(0, system, z, how, include_self=False)
+        for how in ("amax", "amin")
+    ]
+    plane = torch.stack([cell[:, axis - 2], cell[:, axis - 1]])
+    longer = float(torch.linalg.vector_norm(plane, dim=2).max())
+    decay = max(1.0, -math.log(config.pme_error) / (2 * math.pi))
+    found = float((ends[0] - ends[1]).max()) + max(config.coulomb_cutoff, decay * longer)
+    if not math.isfinite(found):
+        raise InputError("a position or cell holds NaN or infinity")
+    return found
+
+
+def roomy(height: float) -> float:
+    """Return a height in Å that slabs can fluctuate in, if they need a least height."""
+    return STEP * math.ceil(height / STEP + 0.5)
+
+
+def slab_cells(cell: Tensor, axis: int, height: float) -> Tensor:
+    """Return cells [B, 3, 3] of slabs, whose vectors in one direction get a height in Å.
+
+    The factor of this vector is a constant for derivatives by the cell.
+    """
+    given = (cell[:, axis] * _normals(cell, axis)).sum(1, keepdim=True).abs().detach()
+    rows = list(cell.unbind(1))
+    rows[axis] = rows[axis] * (height / given)
+    return torch.stack(rows, dim=1)
+
+
+def _normals(cell: Tensor, axis: int) -> Tensor:
+    """Return unit vectors [B, 3] across slabs."""
+    across = torch.linalg.cross(cell[:, axis - 2], cell[:, axis - 1])
+    normals: Tensor = across / torch.linalg.vector_norm(across, dim=1, keepdim=True)
+    return normals
+
+
+def mesh_parameters(
+    config: TensorNet2Config, cell: Tensor, slab: int | None = None
+) -> PMEParameters:
     """Choose the splitting and the mesh of a model for cells, which waits for a GPU.
 
     Parameters
@@ -67,14 +161,16 @@ def mesh_parameters(config: TensorNet2Config, cell: Tensor) -> PMEParameters:
     config : TensorNet2Config
         A model with a ``pme_error``.
     cell : [B, 3, 3]
-        Lattice vectors (rows) in Å.
+        Lattice vectors (rows) in Å; those of slabs as `slab_cells` returns them.
+    slab : {0, 1, 2}, optional
+        Direction in which systems are not periodic.
 
     Raises
     ------
     InputError
         If a cell has no volume or is not finite, or the mesh would not fit into memory.
     """
-    found = _parameters(config, cell)
+    found = replace(_parameters(config, cell), slab=slab)
     points, n_meshes = math.prod(found.mesh), len(cell) * config.charge_channels
     if points > MOST_POINTS or points * n_meshes > MOST_IN_ALL:
         x, y, z = found.mesh
@@ -118,6 +214,12 @@ def prepare_mesh(
     n_edges : int
         Number of directed edges of the neighbor list.
 
+    Returns
+    -------
+    Frame
+        With the cells of slabs.
+    PMEParameters
+
     Raises
     ------
     InputError
@@ -134,10 +236,13 @@ def prepare_mesh(
             "the mesh of particle-mesh Ewald is chosen on the CPU: call the model outside of the "
             "capture of CUDA graphs"
         )
-    parameters = mesh_parameters(config, frame.cell.detach())
     positions, cell = frame.positions, frame.cell
+    if frame.slab is not None:
+        given = config, positions.detach(), cell.detach(), batch, frame.slab
+        cell = slab_cells(cell, frame.slab, roomy(least_height(*given)))
+    parameters = mesh_parameters(config, cell.detach(), frame.slab)
     check_values(positions.new_zeros(len(positions)), positions, cell, batch, n_edges, parameters)
-    return frame, parameters
+    return frame._replace(cell=cell), parameters
 
 
 def mesh_energies(

@@ -202,6 +202,7 @@ def predict(
     batch: Tensor | None = None,
     charge: Tensor | None = None,
     create_graph: bool = False,
+    slab: int | None = None,
     n_systems: int | None = None,
 ) -> Prediction:
     """Compute energies, forces and virials by differentiating the energy along the edges.
@@ -221,7 +222,7 @@ def predict(
         Neighbor list within ``model.cutoff``.
     cell : [B, 3, 3], optional
         Lattice vectors (rows) in Å. Models with particle-mesh Ewald require cells, which are
-        periodic in all three directions.
+        periodic in all three directions, or those of slabs.
     batch : int64 [N], optional
         System of each atom, ascending. By default, all atoms belong to one system.
     charge : [B], optional
@@ -229,6 +230,9 @@ def predict(
     create_graph : bool
         If True, all results can be differentiated by weights, positions and cells that require
         gradients, as training on forces requires. Otherwise, they carry no gradients.
+    slab : {0, 1, 2}, optional
+        Direction in which no system is periodic, for particle-mesh Ewald. The length of the cells'
+        vector in this direction does not matter.
     n_systems : int, optional
         Number of systems B. By default it is read from ``batch``, for which the host waits for a
         GPU. With it, a call can be captured in a CUDA graph, which checks neither elements nor
@@ -268,17 +272,18 @@ def predict(
         edges = graph.vectors(positions, cell, batch)
         follows_edges = create_graph and edges.requires_grad
         vectors = edges.to(model.dtype) if follows_edges else _leaf(edges, model.dtype)
-        frame = _frame(model, positions, cell, follows=follows_edges)
+        frame = _frame(model, positions, cell, slab, follows=follows_edges)
         atom_energies, charges, uncertainty = model.atom_results(
             numbers, vectors, graph, normal(charge)[batch], batch, frame
         )
-        by = [vectors] if frame is None else [vectors, *frame]
+        by = [vectors] if frame is None else [vectors, frame.positions, frame.cell]
         gradient, *by_frame = torch.autograd.grad(
             atom_energies.sum(), by, create_graph=create_graph
         )
         if not follows_edges:
             vectors = vectors.detach()
-            frame = None if frame is None else Frame(*(t.detach() for t in frame))
+            if frame is not None:
+                frame = Frame(frame.positions.detach(), frame.cell.detach())
         has_gradient = create_graph and (follows_edges or _is_trained(model))
         if not has_gradient:
             atom_energies, gradient = atom_energies.detach(), gradient.detach()
@@ -302,7 +307,12 @@ def predict(
 
 
 def _frame(
-    model: TensorNet | Ensemble, positions: Tensor, cell: Tensor | None, *, follows: bool
+    model: TensorNet | Ensemble,
+    positions: Tensor,
+    cell: Tensor | None,
+    slab: int | None,
+    *,
+    follows: bool,
 ) -> Frame | None:
     """Return positions and cells to differentiate the energy by, apart from those in edges."""
     if not model.uses_mesh:
@@ -314,8 +324,9 @@ def _frame(
         )
     if follows:  # one of them may be a constant
         copies = (tensor.double().clone() for tensor in (positions, cell))
-        return Frame(*(t if t.requires_grad else t.requires_grad_() for t in copies))
-    return Frame(_leaf(positions, torch.float64), _leaf(cell, torch.float64))
+        places, cell = (t if t.requires_grad else t.requires_grad_() for t in copies)
+        return Frame(places, cell, slab)
+    return Frame(_leaf(positions, torch.float64), _leaf(cell, torch.float64), slab)
 
 
 def _leaf(edges: Tensor, dtype: torch.dtype) -> Tensor:

@@ -80,11 +80,14 @@ class Frame(NamedTuple):
     positions : float64 [N, 3]
         Å.
     cell : float64 [B, 3, 3]
-        Lattice vectors (rows) in Å; all three directions are periodic.
+        Lattice vectors (rows) in Å.
+    slab : {0, 1, 2}, optional
+        Direction that is not periodic, in which the length of the vector does not matter.
     """
 
     positions: Tensor
     cell: Tensor
+    slab: int | None = None
 
 
 class IrrepLinear(nn.Module):

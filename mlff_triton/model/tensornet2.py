@@ -235,7 +235,7 @@ class TensorNet2(TensorNet):
 def check_coulomb_box(config: TensorNet2Config, box: Box) -> None:
     """Raise `InputError` if the Coulomb energy of a model is not defined in a box.
 
-    Particle-mesh Ewald needs three periodic directions. Other periodic boxes need a Coulomb cutoff,
+    Particle-mesh Ewald needs two or three periodic directions. Other boxes need a Coulomb cutoff,
     and must be at least twice as high as the cutoff in periodic directions.
     """
     if config.coulomb_method == "pme":

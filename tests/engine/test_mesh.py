@@ -12,10 +12,11 @@ import torch
 from ase import Atoms, units
 
 from mlff_triton import Engine, Ensemble, Prediction, TensorNet2
+from mlff_triton.engine.batch import Batch
 from mlff_triton.engine.calibration import droplet
 from mlff_triton.engine.dispatch import choose, explain
 from mlff_triton.engine.host_operators import PACKAGES
-from mlff_triton.engine.mesh import STRETCH, MeshChoice
+from mlff_triton.engine.mesh import STRETCH, MeshChoice, MeshPlan
 from mlff_triton.engine.motion import Conditions
 from mlff_triton.errors import BackendError, InputError, UnknownElementError
 from mlff_triton.kernels.types.motion import Barostat, Integration
@@ -29,6 +30,7 @@ from tests.support.device_steps import at_start, batch_of
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:the cell has the charge"),
+    pytest.mark.filterwarnings("ignore:each cell of the slab has the charge"),
 ]
 
 MESH = {"coulomb_cutoff": 5.0, "pme_error": 1e-4}
@@ -69,6 +71,27 @@ def test_agrees_with_the_exact_module(backend, variant):
         expected = evaluate(truth, *CRYSTALS, charge=charge)
         assert_same(evaluate(engine, *CRYSTALS, charge=charge), expected)
     assert expected.virial.abs().max() > 1
+
+
+SLABS = [random_crystal(n, "slab", seed=n) for n in (5, 3, 40)]
+
+
+@pytest.mark.parametrize("slabs", [SLABS[:2], SLABS[2:]])
+def test_slabs_agree_with_the_exact_module(backend, slabs):
+    model, charge = charged_model(num_layers=2, **MESH), [1, -2][: len(slabs)]
+    engine, truth = Engine(model, "cpu", "float64", backend), exact(model)
+    expected = evaluate(truth, *slabs, charge=charge)
+    assert_same(evaluate(engine, *slabs, charge=charge), expected)
+
+
+def test_slabs_may_become_thicker(backend):
+    model, atoms = charged_model(**MESH), SLABS[0].copy()
+    engine = Engine(model, "cpu", "float64", backend)
+    for shift in (0.0, 0.5, 30.0, 90.0, 0.0):
+        atoms.positions[0] = SLABS[0].positions[0] + [0.0, 0.0, shift]
+        found, expected = evaluate(engine, atoms), evaluate(exact(model), atoms)
+        assert_close(found.energy, expected.energy, 0, floor=100.0)
+        assert (found.forces - expected.forces).norm() < 1e-5 * expected.forces.norm()
 
 
 def test_liquids_of_many_sorted_atoms(backend):
@@ -136,37 +159,73 @@ def test_cells_that_change_keep_their_mesh(backend):
         assert (found.forces - expected.forces).norm() < 1e-4 * expected.forces.norm()
 
 
-def box(*lengths: float) -> Box:
-    return Box.of(np.diag(lengths), True)
+def in_boxes(*boxes: tuple[float, ...], pbc: list[bool] | bool = True, top: float = 1.0) -> Batch:
+    """Return two atoms in each box, one of them at a height in Å."""
+    n = len(boxes)
+    points = np.array([[0.0, 0.0, 0.0], [0.0, 0.0, top]] * n)
+    cells = np.stack([np.diag(lengths) for lengths in boxes])
+    return Batch.of([1, 1] * n, points, cells, pbc, np.repeat(np.arange(n), 2))
 
 
 def test_choice_of_meshes():
     choice = MeshChoice(charged_model(coulomb_cutoff=9.0, pme_error=1e-4).config)
-    first, differs = choice.update([box(40.0, 30.0, 20.0)], is_new=True)
+    first, differs = choice.update(in_boxes((40.0, 30.0, 20.0)), is_new=True)
+    mesh = first.parameters.mesh
     assert differs
-    assert first.mesh[0] > first.mesh[1] > first.mesh[2]
-    assert choice.update([box(39.0, 29.0, 19.0)], is_new=False) == (first, False)
-    larger, differs = choice.update([box(39.0, 29.0, 50.0)], is_new=False)
+    assert mesh[0] > mesh[1] > mesh[2]
+    assert choice.update(in_boxes((39.0, 29.0, 19.0)), is_new=False) == (first, False)
+    larger, differs = choice.update(in_boxes((39.0, 29.0, 50.0)), is_new=False)
     assert differs
-    assert larger.mesh[2] > first.mesh[2]
-    assert (larger.splitting, larger.cutoff) == (first.splitting, first.cutoff)
-    assert choice.update([box(40.0, 30.0, 20.0)], is_new=False) == (larger, False)
-    assert choice.update([box(40.0, 30.0, 20.0)], is_new=True) == (first, True)
-    assert choice.update([box(40.0, 30.0, 20.0)], is_new=True) == (first, False)
-    small, differs = choice.update([box(15.0, 15.0, 15.0)], is_new=False)
+    assert larger.parameters.mesh[2] > mesh[2]
+    assert larger.parameters.splitting == first.parameters.splitting
+    assert choice.update(in_boxes((40.0, 30.0, 20.0)), is_new=False) == (larger, False)
+    assert choice.update(in_boxes((40.0, 30.0, 20.0)), is_new=True) == (first, True)
+    assert choice.update(in_boxes((40.0, 30.0, 20.0)), is_new=True) == (first, False)
+    small, differs = choice.update(in_boxes((15.0, 15.0, 15.0)), is_new=False)
     assert differs
-    assert max(small.mesh) < first.mesh[0]
-    both, _ = choice.update([box(40.0, 30.0, 20.0), box(10.0, 60.0, 10.0)], is_new=True)
-    assert both.mesh[0] == first.mesh[0]
-    assert both.mesh[1] > first.mesh[1]
+    assert max(small.parameters.mesh) < mesh[0]
+    both, _ = choice.update(in_boxes((40.0, 30.0, 20.0), (10.0, 60.0, 10.0)), is_new=True)
+    assert both.parameters.mesh[0] == mesh[0]
+    assert both.parameters.mesh[1] > mesh[1]
+
+
+def test_choice_of_meshes_for_slabs():
+    """They need a height that depends on the positions, and keep one that is a little too large."""
+    choice = MeshChoice(charged_model(coulomb_cutoff=9.0, pme_error=1e-4).config)
+    plane, thin = (20.0, 20.0, 1.0), [True, True, False]
+
+    def update(top: float, *, is_new: bool = False) -> tuple[MeshPlan, bool]:
+        return choice.update(in_boxes(plane, pbc=thin, top=top), is_new=is_new)
+
+    first, _ = update(8.0, is_new=True)
+    assert first.parameters.slab == 2
+    assert 8.0 + 20.0 < first.height < 48.0
+    assert update(9.9) == (first, False)
+    assert update(0.5) == (first, False)
+    thicker, differs = update(20.0)
+    assert differs
+    assert thicker.height >= first.height + 8.0
+    assert thicker.parameters.mesh[2] > first.parameters.mesh[2]
+    assert thicker.parameters.mesh[:2] == first.parameters.mesh[:2]
+    assert update(8.0) == (thicker, False)
+    assert update(8.0, is_new=True) == (first, True)
+    choice.check(in_boxes(plane, pbc=thin, top=9.9))
+    with pytest.raises(
+        InputError, match=r"the slab has become too thick .* atoms have left"
+    ) as error:
+        choice.check(in_boxes(plane, pbc=thin, top=20.0))
+    assert "\n" not in str(error.value)
+    crystal_again, differs = choice.update(in_boxes((20.0, 20.0, 20.0)), is_new=False)
+    assert differs
+    assert crystal_again.parameters.slab is None
 
 
 def test_barostats_stretch_cells_only_so_far():
     choice = MeshChoice(charged_model(coulomb_cutoff=9.0, pme_error=1e-4).config)
-    choice.update([box(40.0, 40.0, 40.0)], is_new=True)
-    choice.check([box(*[40.0 * 0.99 * STRETCH] * 3)])
+    choice.update(in_boxes((40.0, 40.0, 40.0)), is_new=True)
+    choice.check(in_boxes((40.0 * 0.99 * STRETCH,) * 3))
     with pytest.raises(InputError, match=r"stretched the cell .*: continue from the last") as error:
-        choice.check([box(40.0, 40.0, 60.0)])
+        choice.check(in_boxes((40.0, 40.0, 60.0)))
     assert "\n" not in str(error.value)
 
 
@@ -265,8 +324,13 @@ def test_what_has_no_mesh_is_refused(name):
     with pytest.raises(InputError, match="needs a periodic cell") as refusal:
         evaluate(engine, random_cluster(4))
     assert "\n" not in str(refusal.value)
-    slab = replace(batch_of(crystal()), boxes=(Box.of(crystal().cell.array, [True, True, False]),))
-    with pytest.raises(InputError, match="three periodic directions, not 2"):
-        engine.evaluate(slab)
+    given, cell = batch_of(crystal()), crystal().cell.array
+    slab, wire = (Box.of(cell, [True, in_plane, False]) for in_plane in (True, False))
+    with pytest.raises(InputError, match="two for a slab, not one"):
+        engine.evaluate(replace(given, boxes=(wire,)))
+    with pytest.raises(InputError, match="in batches of their own"):
+        engine.evaluate(Batch.concatenate([given, replace(given, boxes=(slab,))]))
+    with pytest.raises(InputError, match=r"how thick a slab is.*call compute\(\) or evaluate"):
+        engine.resident(given.numbers, cell, slab.pbc)
     with pytest.raises(BackendError, match=r"no mesh .* load the model with coulomb='reaction"):
         engine.part()

@@ -76,6 +76,7 @@ def evaluate(
     ]
     cells = np.stack([Box.of(atoms.cell.array, atoms.pbc).cell for atoms in images])
     counts = torch.tensor([len(atoms) for atoms in images])
+    is_slab = all(atoms.pbc.sum() == 2 for atoms in images)
     return predict(
         model,
         torch.from_numpy(np.concatenate([atoms.numbers for atoms in images])),
@@ -84,6 +85,7 @@ def evaluate(
         cell=torch.from_numpy(cells),
         batch=torch.arange(len(images)).repeat_interleave(counts),
         charge=None if charge is None else torch.tensor(charge),
+        slab=int(np.flatnonzero(~images[0].pbc)[0]) if is_slab else None,
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mlff_triton.kernels.electrostatics.arguments import system_pointers
 from mlff_triton.kernels.electrostatics.mesh_ewald import mesh_gradients
+from mlff_triton.kernels.electrostatics.reference.slab import slab_sums
 from mlff_triton.kernels.electrostatics.types import ChannelSums, PMEParameters
 from mlff_triton.kernels.ops.segment_sum import segment_sum
 
@@ -42,7 +43,7 @@ def channel_sums(
     system : int32 [N]
         System of each atom, ascending.
     parameters : PMEParameters
-        Splitting, mesh and order.
+        Splitting, mesh, order, and the direction in which systems are slabs.
 
     Returns
     -------
@@ -66,6 +67,14 @@ def channel_sums(
     gradient = (found.positions.view(n_channels, n_atoms, 3) * factors).sum(0)
     by_cell = (found.cell.view(n_channels, len(cell), 9) * factors).sum(0).view_as(cell)
     outer = (positions[:, :, None] * gradient[:, None, :]).flatten(1)
-    virial = segment_sum(outer, system_pointers(system, len(cell))).view_as(cell)
+    pointers = system_pointers(system, len(cell))
+    virial = segment_sum(outer, pointers).view_as(cell)
     potential = found.charges.view(n_channels, n_atoms).T
-    return ChannelSums(potential, gradient, virial + cell.mT @ by_cell)
+    sums = ChannelSums(potential, gradient, virial + cell.mT @ by_cell)
+    if parameters.slab is None:
+        return sums
+    slab = slab_sums(
+        *(charges, weights, positions, cell, system.long(), parameters.slab),
+        lambda rows: segment_sum(rows, pointers),
+    )
+    return sums.plus(slab)

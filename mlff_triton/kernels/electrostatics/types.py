@@ -96,3 +96,7 @@ class ChannelSums(NamedTuple):
     potential: Tensor
     gradient: Tensor
     virial: Tensor
+
+    def plus(self, other: ChannelSums) -> ChannelSums:
+        """Return the sums of both energies."""
+        return ChannelSums(*(a + b for a, b in zip(self, other, strict=True)))

@@ -9,7 +9,6 @@ import torch
 from ase import Atoms
 
 from mlff_triton.engine.charged_step import Geometry, Operators, evaluate_charged_step
-from mlff_triton.engine.mesh import Mesh
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.step import Outputs
 from mlff_triton.engine.totals import Totals
@@ -19,9 +18,9 @@ from mlff_triton.kernels.neighbors.neighbor_list import build_rows
 from mlff_triton.kernels.tensornet import operators as fused
 from mlff_triton.kernels.tensornet2 import operators as charged
 from mlff_triton.model.tensornet2 import TensorNet2
-from mlff_triton.neighbors.box import Box
 from mlff_triton.testing import assert_close, random_cluster, random_crystal, tolerance, water_box
 from tests.support.charged import charged_model
+from tests.support.device_steps import batch_of
 from tests.support.tensornets import Batch, uncertain
 
 # The interpreter converts bounds of loops, and PyTorch's forward differentiation compiles, in ways
@@ -60,8 +59,8 @@ def run(batch: Batch, p: Parameters, dtype: torch.dtype, device: str) -> Outputs
     near, _ = within(p.charges.network_cutoff)
     mesh = None
     if p.mesh_choice is not None:
-        boxes = [Box.of(a.cell.array, a.pbc) for a in batch.structures]
-        mesh = Mesh(cell, p.mesh_choice.update(boxes, is_new=True)[0])
+        given = batch_of(*batch.structures, charge=batch.charges)
+        mesh = p.mesh_choice.update(given, is_new=True)[0].in_cells(cell)
     geometry = Geometry(positions, near, far if p.charges.is_truncated else None, mesh)
     systems = batch.systems(p, rows.order)
     return evaluate_charged_step(OPERATORS, p, systems, geometry, status)

@@ -36,6 +36,7 @@ from tests.support.tensornets import uncertain
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the cell has the charge"),
+    pytest.mark.filterwarnings("ignore:each cell of the slab has the charge"),
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0"),
     pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning"),
@@ -46,6 +47,7 @@ ORDERS |= dict.fromkeys(("forces", "virial", "uncertainty"), 1)
 SKIN = 0.5
 PERIODIC = {"coulomb_cutoff": 2.5, "cutoff_upper": 3.0}  # one list for both cutoffs
 TETRAHEDRON = [[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]]
+THIN = [True, True, False]
 MESH = {"coulomb_cutoff": 5.0, "cutoff_upper": 3.0, "pme_error": 1e-3}
 LONG = {"coulomb_cutoff": 4.0, "cutoff_upper": 3.0}
 
@@ -211,11 +213,15 @@ def test_too_few_slots_of_the_shorter_list(new_steps, device):
     assert queue(2.7).energy.isfinite().all()
 
 
-@pytest.mark.parametrize("changes", [{}, PERIODIC, MESH], ids=str)
-def test_dynamics(new_steps, changes):
+@pytest.mark.parametrize(
+    ("changes", "pbc"), [({}, False), (PERIODIC, True), (MESH, True), (MESH, THIN)], ids=str
+)
+def test_dynamics(new_steps, changes, pbc):
     """Energies and forces after some steps are those of where the atoms are then."""
     atoms = crystal().copy() if changes else random_cluster(5)
-    state = at_start(atoms.positions, np.full((len(atoms), 3), 0.02), atoms.cell.array[None])
+    atoms.pbc = pbc
+    cell = Box.of(atoms.cell.array, pbc).cell[None]
+    state = at_start(atoms.positions, np.full((len(atoms), 3), 0.02), cell)
     stage = Conditions(
         Integration(0.5 * units.fs),
         np.tile([0.025, 1e-5], (1, 1)),
@@ -233,7 +239,11 @@ def test_dynamics(new_steps, changes):
     expected = truth(*changes.items()).evaluate(batch_of(atoms, charge=[1]))
     assert_close(torch.tensor(seen.energy), expected.energy, 0)
     assert_close(torch.tensor(seen.forces), expected.forces, 1)
-    if changes == MESH:
+    if pbc == THIN:
+        seen.state.positions[0, 2] += 30
+        with pytest.raises(InputError, match="the slab has become too thick"):
+            dynamics._checked(seen)  # as after a block in which an atom left
+    elif changes == MESH:
         large = replace(seen, state=replace(seen.state, cell=seen.state.cell * 1.5))
         with pytest.raises(InputError, match="stretched the cell"):
             dynamics._checked(large)  # as after a block with a barostat
@@ -277,12 +287,23 @@ def test_meshes(new_steps):
         steps.evaluate(batch_of(random_cluster(3)))
 
 
+def test_meshes_of_slabs(new_steps):
+    """They may become thicker, and cells that are periodic in three directions may follow."""
+    steps, thick = new_steps(MESH), random_crystal(6, "slab", seed=3)
+    thick.positions[0, 2] += 30
+    for atoms in (random_crystal(6, "slab", seed=3), thick, crystal()):
+        check(steps, MESH, atoms, charge=[1])
+    with pytest.raises(InputError, match="in batches of their own"):
+        steps.evaluate(batch_of(thick, crystal()))
+    check(steps, MESH, thick, charge=[0])
+
+
 def test_meshes_of_cells_that_change(new_steps):
     """A mesh stays until a cell outgrows it, so that captured steps are seldom captured again."""
     steps, atoms = new_steps(MESH), crystal().copy()
     steps.evaluate(batch_of(atoms))
     (state,) = (buffers._state for buffers in steps._batches.values())
-    meshes = [state._mesh.mesh]
+    meshes = [state._mesh.parameters.mesh]
     for scale in (0.97, 1.02, 1.3, 1.25):
         other = atoms.copy()
         other.set_cell(scale * atoms.cell.array, scale_atoms=True)
@@ -291,7 +312,7 @@ def test_meshes_of_cells_that_change(new_steps):
         )
         assert_close(found.charges, expected.charges, 0)
         assert (found.forces - expected.forces).norm() < 1e-3 * expected.forces.norm()
-        meshes.append(state._mesh.mesh)
+        meshes.append(state._mesh.parameters.mesh)
     assert meshes[0] == meshes[1]
     assert meshes[3] == meshes[4]
     assert np.prod(meshes[3]) > np.prod(meshes[0])

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from mlff_triton.kernels.electrostatics.reference.mesh_ewald import influence
+from mlff_triton.kernels.electrostatics.reference.slab import Moments, slab_sums
 from mlff_triton.kernels.electrostatics.reference.splines import spline_slopes, spline_weights
-from mlff_triton.kernels.electrostatics.reference.systems import inverse
+from mlff_triton.kernels.electrostatics.reference.systems import inverse, sum_systems
 from mlff_triton.kernels.electrostatics.types import COULOMB, ChannelSums, PMEParameters
 
 ATOMS = 4096
@@ -38,7 +39,7 @@ def channel_potentials(
     system : int64 [N]
         System of each atom.
     parameters : PMEParameters
-        Splitting, mesh and order.
+        Splitting, mesh, order, and the direction in which systems are slabs.
 
     Returns
     -------
@@ -56,7 +57,12 @@ def channel_potentials(
     factors = influence(cell, parameters).to(charges.dtype)
     mesh = _transform_back(spectrum * factors[..., None], parameters)
     potential = (mesh[points] * weights[..., None]).sum(1)
-    return potential - _self_potential(parameters) * charges
+    potential = potential - _self_potential(parameters) * charges
+    if parameters.slab is None:
+        return potential
+    given = charges.double(), positions, cell, system, parameters.slab
+    moments = Moments.of(*given, lambda rows: sum_systems(rows, system, len(cell)))
+    return potential + moments.potentials(system).to(charges.dtype)
 
 
 def channel_sums(
@@ -101,7 +107,11 @@ def channel_sums(
         )
         gradient[i] = (planes[system[i]] @ along[..., None])[..., 0]
     potential -= _self_potential(parameters) * charges
-    return ChannelSums(potential.to(dtype), gradient, virial)
+    sums = ChannelSums(potential, gradient, virial)
+    if parameters.slab is not None:
+        given = charges, weights, positions, cell, system, parameters.slab
+        sums = sums.plus(slab_sums(*given, lambda rows: sum_systems(rows, system, len(cell))))
+    return sums._replace(potential=sums.potential.to(dtype))
 
 
 def _virials(spectrum: Tensor, weights: Tensor, cell: Tensor, parameters: PMEParameters) -> Tensor:

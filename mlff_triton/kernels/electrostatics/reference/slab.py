@@ -12,21 +12,77 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mlff_triton.kernels.electrostatics.reference.systems import volumes
-from mlff_triton.kernels.electrostatics.types import COULOMB, Electrostatics
+from mlff_triton.kernels.electrostatics.types import COULOMB, ChannelSums, Electrostatics
+
+Total = Callable[[Tensor], Tensor]
+"""Function that sums rows [N, F] of atoms to systems [B, F]."""
+
+
+class Moments(NamedTuple):
+    """Moments of charges along the normal of slabs.
+
+    Attributes
+    ----------
+    normal : float64 [B, 3]
+        Unit vector across each slab.
+    z : float64 [N, 1]
+        Position along it, Å.
+    factor, height : float64 [B, 1]
+        ``2 pi C / V`` in eV/e^2/Å^2, and L in Å.
+    charge, dipole, second : float64 [B, C]
+        Sums of ``q``, ``q z`` and ``q z^2``.
+    """
+
+    normal: Tensor
+    z: Tensor
+    factor: Tensor
+    height: Tensor
+    charge: Tensor
+    dipole: Tensor
+    second: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        charges: Tensor,
+        positions: Tensor,
+        cell: Tensor,
+        system: Tensor,
+        axis: int,
+        total: Total,
+    ) -> Moments:
+        """Compute the moments of charges [N, C]; all else as for `slab_correction`."""
+        across = torch.linalg.cross(cell[:, axis - 2], cell[:, axis - 1])
+        area = torch.linalg.vector_norm(across, dim=1, keepdim=True)
+        normal, volume = across / area, volumes(cell)[:, None]
+        z = (positions * normal[system]).sum(1, keepdim=True)
+        sums = total(torch.cat([charges, charges * z, charges * z * z], dim=1)).chunk(3, dim=1)
+        return cls(normal, z, 2 * math.pi * COULOMB / volume, volume / area, *sums)
+
+    def energies(self) -> Tensor:
+        """Return the energy [B, C] of each kind of charge in eV."""
+        ends = self.charge * (self.second + self.charge * self.height**2 / 12)
+        return self.factor * (self.dipole**2 - ends)
+
+    def potentials(self, system: Tensor) -> Tensor:
+        """Return the derivatives [N, C] of the energies by the charges in V."""
+        constant = self.second + self.charge * self.height**2 / 6
+        along = 2 * self.dipole[system] * self.z - self.charge[system] * self.z**2
+        return self.factor[system] * (along - constant[system])
+
+    def slopes(self, system: Tensor) -> Tensor:
+        """Return the derivatives [N, C] of the potentials by z, at constant moments, in V/Å."""
+        return 2 * self.factor[system] * (self.dipole[system] - self.charge[system] * self.z)
 
 
 def slab_correction(
-    charges: Tensor,
-    positions: Tensor,
-    cell: Tensor,
-    system: Tensor,
-    axis: int,
-    total: Callable[[Tensor], Tensor],
+    charges: Tensor, positions: Tensor, cell: Tensor, system: Tensor, axis: int, total: Total
 ) -> Electrostatics:
     """Compute the correction of slabs.
 
@@ -49,16 +105,45 @@ def slab_correction(
     -------
     Electrostatics
     """
-    cell, q = cell.double(), charges.double()
-    across = torch.linalg.cross(cell[:, axis - 2], cell[:, axis - 1])
-    normal = across / torch.linalg.vector_norm(across, dim=1, keepdim=True)
-    volume = volumes(cell)
-    height = volume / torch.linalg.vector_norm(across, dim=1)
-    z = (positions.double() * normal[system]).sum(1)
-    moments = total(torch.stack([q, q * z, q * z * z], dim=1))
-    charge, dipole, second = moments.unbind(1)
-    factor = 2 * math.pi * COULOMB / volume
-    energy = factor * (dipole**2 - charge * second - charge**2 * height**2 / 12)
-    constant = factor * (second + charge * height**2 / 6)
-    potential = 2 * (factor * dipole)[system] * z - (factor * charge)[system] * z**2
-    return Electrostatics(energy, (potential - constant[system]).to(charges.dtype))
+    atoms = charges.double()[:, None], positions.double(), cell.double(), system
+    moments = Moments.of(*atoms, axis, total)
+    potential = moments.potentials(system)[:, 0].to(charges.dtype)
+    return Electrostatics(moments.energies()[:, 0], potential)
+
+
+def slab_sums(
+    charges: Tensor,
+    weights: Tensor,
+    positions: Tensor,
+    cell: Tensor,
+    system: Tensor,
+    axis: int,
+    total: Total,
+) -> ChannelSums:
+    """Compute the correction of slabs for several kinds of charges, without autograd.
+
+    Energies are quadratic in lengths along the normal n, and inverse to the volume. So their
+    derivative by strain is ``E (2 n n - 1)``.
+
+    Parameters
+    ----------
+    charges : [N, C]
+        Elementary charges.
+    weights : float64 [C]
+        Weights of the energies of each kind of charge.
+    positions, cell, system, axis, total
+        As for `slab_correction`, in float64.
+
+    Returns
+    -------
+    ChannelSums
+    """
+    moments = Moments.of(charges.double(), positions, cell, system, axis, total)
+    normal = moments.normal
+    along = (charges.double() * weights * moments.slopes(system)).sum(1, keepdim=True)
+    energy = (moments.energies() * weights).sum(1)[:, None, None]
+    one = torch.eye(3, dtype=cell.dtype, device=cell.device)
+    strained = 2 * normal[:, :, None] * normal[:, None] - one
+    return ChannelSums(
+        moments.potentials(system).to(charges.dtype), along * normal[system], energy * strained
+    )
