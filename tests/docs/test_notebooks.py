@@ -14,6 +14,7 @@ from matplotlib import pyplot as plt
 from tests.docs.pages import ROOT
 
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
+EPOCHS = re.compile(r"(?<=^epochs = )\d+", re.MULTILINE)
 STEPS = re.compile(r"(?<=dynamics\.run\()\d+(?=\))|(?<=^steps = )\d+", re.MULTILINE)
 NEEDED = {"biology": ("transformers", "h5py", "Bio")}
 LARGEST = 300_000  # bytes
@@ -49,10 +50,22 @@ def check_replicas(text):
     assert len(numbers(r"K: (\d+)% of", text)) == 4
 
 
+def check_training(text):
+    assert "has no bond like that of atoms" in text
+    (before,) = numbers(r"shipped model are off by ([\d.]+) eV", text)
+    (after,) = numbers(r"forces are off by ([\d.]+) eV", text)
+    (change,) = numbers(r"changed by at most ([\d.]+) meV", text)
+    assert after < before / 3
+    assert change < 5
+    cool, hot = numbers(r"K: above the usual error in (\d+)%", text)
+    assert cool <= hot
+
+
 CHECKS = {
     "first_simulation": check_first_simulation,
     "biology": check_biology,
     "replicas": check_replicas,
+    "training": check_training,
 }
 
 
@@ -66,7 +79,8 @@ def test_every_notebook_is_checked():
 def test_notebook_runs(path, tmp_path, monkeypatch, capsys):
     for module in NEEDED.get(path.stem, ()):
         pytest.importorskip(module)
-    shutil.copytree(ROOT / "examples" / "sequences", tmp_path / "sequences")
+    for folder in ("sequences", "structures"):
+        shutil.copytree(ROOT / "examples" / folder, tmp_path / folder)
     (tmp_path / "notebooks").mkdir()
     monkeypatch.chdir(tmp_path / "notebooks")
     shown = []
@@ -74,7 +88,7 @@ def test_notebook_runs(path, tmp_path, monkeypatch, capsys):
     names = {"__name__": "__main__"}
     with mpl.rc_context({"backend": "Agg"}):
         for number, cell in enumerate(code_cells(path)):
-            source = STEPS.sub("60", "".join(cell["source"]))
+            source = EPOCHS.sub("1", STEPS.sub("60", "".join(cell["source"])))
             exec(compile(source, f"{path.name}, cell {number}", "exec"), names)  # noqa: S102
         plt.close("all")
     assert len(shown) >= 2
