@@ -10,7 +10,7 @@ from mlff_triton.dispersion.contribution import CUTOFF, WIDTH, Contribution, Flo
 from mlff_triton.dispersion.damping import Damping
 from mlff_triton.engine.batch import Batch
 from mlff_triton.errors import InputError
-from mlff_triton.neighbors.box import BoolArray
+from mlff_triton.neighbors.box import BoolArray, Box
 from mlff_triton.units import BOHR
 
 MARGIN = 1.0  # Bohr between atoms and the ends of a cell in its open directions
@@ -40,13 +40,14 @@ def compute(batch: Batch, damping: Damping, *, of_atoms: bool) -> Contribution:
     energies, gradients, virials, atom_energies = [], [], [], []
     for system in batch.systems():
         try:
-            model = _model(system)
+            frame = _frame(system.boxes[0])
+            model = _model(system, frame)
             found = model.get_dispersion(parameters, grad=True)
         except RuntimeError as error:
             raise InputError(f"dispersion by dftd3 failed: {first_line(error)}") from error
         energies.append(float(found["energy"]))
-        gradients.append(found["gradient"])
-        virials.append(found["virial"])
+        gradients.append(found["gradient"] @ frame)
+        virials.append(frame.T @ found["virial"] @ frame)
         if of_atoms:
             pairs = model.get_pairwise_dispersion(parameters)["additive pairwise energy"]
             atom_energies.append(pairs.sum(axis=1))
@@ -58,11 +59,25 @@ def compute(batch: Batch, damping: Damping, *, of_atoms: bool) -> Contribution:
     )
 
 
-def _model(system: Batch) -> DispersionModel:
-    """Return the D3 model of one system."""
+def _frame(box: Box) -> FloatArray:
+    """Return the axes, orthonormal rows, along which s-dftd3 is given a system.
+
+    Open directions of layers and chains are those of the Cartesian axes of the same index. In other
+    orientations, s-dftd3 counts too few images of layers: its ``get_lattice_points`` takes
+    Cartesian components for lattice vectors.
+    """
+    axes = np.eye(3)
+    if box.pbc.any() and not box.pbc.all():
+        axes[~box.pbc] = box.cell[~box.pbc]  # perpendicular to the other vectors
+        axes[box.pbc] = np.linalg.svd(axes[~box.pbc])[2][(~box.pbc).sum() :]
+    return axes
+
+
+def _model(system: Batch, frame: FloatArray) -> DispersionModel:
+    """Return the D3 model of one system, along the axes of a frame."""
     box, positions = system.boxes[0], system.positions / BOHR
     if box.pbc.any():
-        cell, positions = _enclosing(box.cell / BOHR, box.pbc, positions)
+        cell, positions = _enclosing(box.cell @ frame.T / BOHR, box.pbc, positions @ frame.T)
         model = DispersionModel(system.numbers, positions, cell, box.pbc)
     else:
         model = DispersionModel(system.numbers, positions)

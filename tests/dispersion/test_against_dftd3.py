@@ -164,6 +164,21 @@ def in_cell(atoms, combinations):
     return copy
 
 
+@pytest.mark.parametrize("compute", LIBRARIES)
+@pytest.mark.parametrize("name", ["graphene", "slab", "other chain", "NaCl crystal"])
+def test_orientations_turn_results(compute, name):
+    """Open directions along no axis, and at each index."""
+    upright = structures()[name]
+    for k, index in enumerate(([0, 1, 2], [1, 2, 0], [2, 0, 1])):
+        atoms = upright.copy()
+        atoms.set_cell(upright.cell.array[index])
+        atoms.pbc = upright.pbc[index]
+        turn = np.linalg.qr(np.random.default_rng(k).normal(size=(3, 3)))[0]
+        atoms.set_cell(atoms.cell.array @ turn)
+        atoms.positions = atoms.positions @ turn
+        check(compute, compute(batch_of(atoms), "pbe"), atoms, "pbe")
+
+
 @pytest.mark.parametrize("setting", CALLER_SETTINGS)
 @pytest.mark.parametrize("compute", LIBRARIES)
 def test_settings_of_the_caller_change_nothing(compute, setting):
