@@ -15,6 +15,7 @@ from ase.data import atomic_masses
 from numpy.typing import NDArray
 
 from mlff_triton._common.devices import dtype_name
+from mlff_triton._common.text import short_repr
 from mlff_triton.calculators._fixed_atoms import moving_masses
 from mlff_triton.calculators._plausibility import contact_limits
 from mlff_triton.calculators._session import Session, System
@@ -128,6 +129,24 @@ class TensorNetCalculator(Calculator):
             self.parameters.update(dispersion=self.session.dispersion.method)
         self._last: Atoms | None = None
         self._unused_info = UnusedInfo()
+
+    def set(self, **kwargs: Any) -> dict[str, Any]:
+        """Refuse to change an option, which would have no effect on results.
+
+        ASE's own method would only note the new value among the parameters.
+
+        Raises
+        ------
+        InputError
+            If a value is not that of ``parameters``.
+        """
+        for name, value in kwargs.items():
+            if name not in self.parameters or value != self.parameters[name]:
+                raise InputError(
+                    f"{short_repr(name)} of a calculator cannot be changed: make a new "
+                    f"TensorNetCalculator with {name}={short_repr(value)}"
+                )
+        return {}
 
     def get_spin_polarized(self) -> bool:
         """Return False, with the warning of ASE.

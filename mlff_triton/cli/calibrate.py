@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from mlff_triton.cli._shared import DeviceOption, DtypeOption, plain_console
+from mlff_triton.cli._shared import CoulombOption, DeviceOption, DtypeOption, plain_console
 from mlff_triton.errors import BackendError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def calibrate(
     model: Annotated[
         str, typer.Option(help="Shipped model or checkpoint; only an ensemble's first member.")
     ] = "default",
+    coulomb: CoulombOption = None,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "float32",
     out: Annotated[
@@ -45,7 +46,7 @@ def calibrate(
     from mlff_triton.engine.costs import Costs, Target, keep
     from mlff_triton.model.prediction import members_of
 
-    found, member = find_device(device), members_of(load_model(model))[0]
+    found, member = find_device(device), members_of(load_model(model, coulomb=coulomb))[0]
     where = Target.of(member.config, found, find_dtype(dtype))
     console = plain_console()
     console.print(f"{model} in {dtype} on {where.device}:")

@@ -110,6 +110,17 @@ CONFORMING = [
 ]
 
 
+@pytest.mark.parametrize("name", ["dispersion", "coulomb", "dtype", "device", "model", "nonsense"])
+def test_options_do_not_change_in_silence(name):
+    calculator = TensorNetCalculator(random_model(), device="cpu")
+    before = dict(calculator.parameters)
+    with pytest.raises(InputError, match=f"make a new TensorNetCalculator with {name}=") as refusal:
+        calculator.set(**{name: "pme"})
+    assert "\n" not in str(refusal.value)
+    assert calculator.parameters == before
+    assert calculator.set(dtype="float32") == {}
+
+
 @pytest.mark.parametrize(("model", "structure", "dtype"), CONFORMING)
 def test_random_models_conform(model, structure, dtype, request):
     if (model, structure) != ("O(3)", "vacuum"):

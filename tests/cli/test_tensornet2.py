@@ -225,3 +225,14 @@ def test_calibrate_measures_pairs(run, charged, monkeypatch):
     assert "cpu           taken, 2 ms" in out
     cut = load_model(charged, coulomb_cutoff=6.0)
     assert costs.known(costs.Target.of(cut.config, CPU, torch.float32)) is None
+
+
+def test_calibrate_measures_what_explain_asks_for(run, charged, monkeypatch):
+    quick = partial(calibration.measure_backend, sizes=(4, 16), time=lambda *_: 2.0)
+    monkeypatch.setattr(calibration, "measure_backend", quick)
+    monkeypatch.setenv(cache.FOLDER, "cache")
+    options = (charged, "--device", "cpu", "--coulomb", "pme")
+    assert "no times: TensorNet2 with particle-mesh Ewald" in run("explain", *options)[1]
+    assert run("calibrate", "--model", *options)[::2] == (0, "")
+    assert "cpu           taken, 2 ms" in run("explain", *options)[1]
+    assert "no times" in run("explain", charged, "--device", "cpu")[1]
