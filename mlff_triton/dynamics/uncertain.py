@@ -61,6 +61,7 @@ def save_uncertain(
     of_atoms = zip(split(error.positions, found), split(known, found), strict=True)
     for atoms, cell, (positions, own) in zip(found, error.cell, of_atoms, strict=True):
         atoms.set_constraint()
+        atoms.arrays.pop("momenta", None)  # of an earlier step
         atoms.positions[:] = positions
         atoms.cell.array[atoms.pbc] = cell[atoms.pbc]
         atoms.set_array("uncertainty", own.copy())

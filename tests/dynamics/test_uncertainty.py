@@ -150,6 +150,7 @@ def test_a_run_stops_in_the_first_step_above_the_limit(tmp_path, backend):
     assert "\n" not in line
     saved = ase.io.read(tmp_path / "md" / "uncertain.xyz")
     assert saved.info["step"] == step
+    assert not saved.has("momenta")  # which would be those of an earlier step
     found = known(saved)
     np.testing.assert_allclose(saved.arrays["uncertainty"], found, rtol=1e-4)
     assert f"atom {found.argmax()}" in line
