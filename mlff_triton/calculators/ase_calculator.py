@@ -272,32 +272,36 @@ class TensorNetCalculator(Calculator):
         """
         groups: list[list[Atoms]] = []
         size = max_atoms + 1
-        alone = 0
+        alone, longest = 0, np.zeros(3)
         for atoms in images:
             size += len(atoms)
-            points = self._mesh_points([atoms])
+            lengths = atoms.cell.lengths()
+            points = self._mesh_points(atoms, lengths)
             last = groups[-1][-1] if groups else atoms
             is_full = size > max_atoms or self._has_own_mesh(atoms) or self._has_own_mesh(last)
             if alone and not is_full:
-                together = self._mesh_points([*groups[-1], atoms])
+                both = self._mesh_points(atoms, np.maximum(longest, lengths))
+                together = both * (len(groups[-1]) + 1)
                 is_full = together > min(MOST_MESH_POINTS, WASTE * (alone + points))
             if is_full:
                 groups.append([])
-                size, alone = len(atoms), 0
+                size, alone, longest = len(atoms), 0, np.zeros(3)
             groups[-1].append(atoms)
-            alone += points
+            alone, longest = alone + points, np.maximum(longest, lengths)
         return groups
 
     def _has_own_mesh(self, atoms: Atoms) -> bool:
         """Return True if a system shares its mesh with no other one, because it is a slab."""
         return self.session.engine.uses_mesh and bool(atoms.pbc.sum() == 2)
 
-    def _mesh_points(self, images: Sequence[Atoms]) -> int:
-        """Return the number of mesh points of a batch; 0 for models or systems without meshes."""
-        engine = self.session.engine
-        if not engine.uses_mesh or not all(a.pbc.all() and a.cell.rank == 3 for a in images):
+    def _mesh_points(self, atoms: Atoms, lengths: NDArray[np.float64]) -> int:
+        """Return the number of mesh points of a system among others with the longest vectors [3].
+
+        It is 0 for models or systems without meshes.
+        """
+        if not self.session.engine.uses_mesh or not atoms.pbc.all() or atoms.cell.rank < 3:
             return 0
-        return engine.mesh_points([atoms.cell.array for atoms in images])
+        return self.session.engine.mesh_points(lengths)
 
     def _systems(self, images: Sequence[Atoms]) -> list[System]:
         systems = [_system_of(atoms) for atoms in images]

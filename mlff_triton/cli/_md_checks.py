@@ -154,9 +154,8 @@ def check_consistent(snapshot: Snapshot, restart: Path, given: dict[str, Any]) -
             raise InputError(f"--restart continues a run unchanged: leave out {word}")
         if value != recorded[name]:
             option, values = name.replace("_", "-"), recorded[name]
-            shown = ", ".join(
-                map(str, dict.fromkeys(values) if isinstance(values, list) else [values])
-            )
+            each = dict.fromkeys(values) if isinstance(values, list) else [values]
+            shown = ", ".join("none" if one is None else str(one) for one in each)
             remedy = FURTHER.get(name, "start a new run")
             raise InputError(
                 f"--{option} contradicts the restart file, which says {shown}: leave it out, or "

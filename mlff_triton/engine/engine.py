@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -274,18 +274,18 @@ class Engine:
         """Distance in Å up to which steps tell of contacts of atoms; 0 for backends without it."""
         return max(steps.contact_reach for steps in self._steps)
 
-    def mesh_points(self, cells: Sequence[FloatArray]) -> int:
-        """Return the number of mesh points that a batch of cells has in all; 0 without meshes.
+    def mesh_points(self, lengths: FloatArray) -> int:
+        """Return the number of mesh points of each cell in a batch; 0 without meshes.
 
         Parameters
         ----------
-        cells : sequence of float64 [3, 3]
-            Lattice vectors (rows) in Å, which are periodic in all directions.
+        lengths : float64 [3]
+            Length in Å of the longest first, second and third lattice vector of the batch.
         """
-        given = torch.from_numpy(np.stack(cells))
         configs = [member.config for member in self._members if member.uses_mesh]
         return max(
-            (count_points(c, given) for c in configs if isinstance(c, TensorNet2Config)), default=0
+            (count_points(c, lengths) for c in configs if isinstance(c, TensorNet2Config)),
+            default=0,
         )
 
     def watch(self, batch: Batch, limits: FloatArray) -> tuple[Prediction, bool]:

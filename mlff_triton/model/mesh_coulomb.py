@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mlff_triton._common.cuda_graphs import is_capturing
@@ -182,9 +183,13 @@ def mesh_parameters(
     return found
 
 
-def count_points(config: TensorNet2Config, cell: Tensor) -> int:
-    """Return the number of mesh points of all cells [B, 3, 3] and charges of an atom."""
-    return math.prod(_parameters(config, cell).mesh) * len(cell) * config.charge_channels
+def count_points(config: TensorNet2Config, lengths: NDArray[np.float64]) -> int:
+    """Return the number of mesh points of a cell for all charges of an atom.
+
+    The mesh of several cells is that of the longest lattice vectors [3] among them, in Å.
+    """
+    cell = torch.from_numpy(np.diag(lengths))[None]
+    return math.prod(_parameters(config, cell).mesh) * config.charge_channels
 
 
 def _parameters(config: TensorNet2Config, cell: Tensor) -> PMEParameters:

@@ -102,6 +102,17 @@ def test_batches_have_cells_of_similar_size(monkeypatch):
     assert [len(group) for group in calc._chunks(images[:4], 8192)] == [1] * 4
 
 
+def test_the_choice_of_batches_looks_at_each_system_once():
+    calc, images = calculator(), [random_crystal(2, "cubic", seed=k) for k in range(30)]
+    looked, mesh_points = [], calc.session.engine.mesh_points
+    calc.session.engine.mesh_points = lambda given: (
+        looked.append(np.size(given)) or mesh_points(given)
+    )
+    assert [len(group) for group in calc._chunks(images, 40)] == [20, 10]
+    assert 30 <= len(looked) <= 60
+    assert max(looked) <= 9
+
+
 def test_charged_cells_are_announced():
     atoms = crystal().copy()
     atoms.info["charge"] = 1

@@ -85,7 +85,7 @@ def test_a_restart_keeps_its_dispersion(run, model):
     assert run("md", "--restart", "with/restart.npz", *again, "D3BJ:pbe")[0] == 0
     for folder, method, before in (
         ("with", "d3bj:r2scan", "d3bj:pbe"),
-        ("plain", "d3bj:pbe", "None"),
+        ("plain", "d3bj:pbe", "none"),
     ):
         code, _, err = run("md", "--restart", f"{folder}/restart.npz", *again, method)
         assert code == 2
