@@ -92,6 +92,11 @@ class Session:
         self._batch: Batch | None = None
         self.plausibility = Plausibility.of(self.engine)
 
+    @property
+    def last(self) -> Batch | None:
+        """Last system that `evaluate` was given, another object after each call."""
+        return self._batch
+
     def changes(self, system: System) -> list[str]:
         """Return which fields of a system differ from the last one: its box counts as the cell."""
         batch = self._batch

@@ -20,7 +20,7 @@ from mlff_triton.calculators._fixed_atoms import moving_masses
 from mlff_triton.calculators._plausibility import contact_limits
 from mlff_triton.calculators._session import Session, System
 from mlff_triton.calculators._total_charge import UnusedInfo, charge_of
-from mlff_triton.engine.batch import same
+from mlff_triton.engine.batch import Batch, same
 from mlff_triton.engine.motion import Dynamics
 from mlff_triton.errors import InputError
 from mlff_triton.model.prediction import Ensemble, Prediction, check_has_uncertainty
@@ -128,6 +128,7 @@ class TensorNetCalculator(Calculator):
         if self.session.dispersion is not None:
             self.parameters.update(dispersion=self.session.dispersion.method)
         self._last: Atoms | None = None
+        self._computed: Batch | None = None
         self._unused_info = UnusedInfo()
 
     def set(self, **kwargs: Any) -> dict[str, Any]:
@@ -172,7 +173,8 @@ class TensorNetCalculator(Calculator):
         without periodic directions does not count. ASE's own comparison takes ten times as long, as
         it compares every array that atoms may have.
         """
-        if self.atoms is None:
+        # Copies by copy.copy share a session.
+        if self.atoms is None or self.session.last is not self._computed:
             return list(all_changes)
         try:
             changes = self.session.changes(_system_of(atoms))
@@ -199,6 +201,7 @@ class TensorNetCalculator(Calculator):
             # The session keeps the positions of this copy, and compares the next ones with them.
             of_atoms = self.session.dispersion is None or "energies" in properties
             prediction = self.session.evaluate(_system_of(own), of_atoms=of_atoms)
+            self._computed = self.session.last
             self.results = _results([own], prediction, of_atoms)[0]
 
     def calculate_many(

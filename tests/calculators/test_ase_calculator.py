@@ -110,6 +110,25 @@ CONFORMING = [
 ]
 
 
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_copies_do_not_see_what_others_compute(copied):
+    first, other = random_cluster(5, seed=1), random_cluster(5, seed=1)
+    other.positions += np.random.default_rng(1).uniform(-0.1, 0.1, (5, 3))
+    model = random_model()
+    options = {"device": "cpu", "dtype": "float64"}
+    expected = [
+        TensorNetCalculator(model, **options).get_potential_energy(atoms)
+        for atoms in (first, other)
+    ]
+    calculators = [TensorNetCalculator(model, **options)]
+    calculators.append(copied(calculators[0]))
+    for k in (0, 1, 1, 0, 0):
+        for calculator, atoms in zip(calculators, (first, other), strict=True):
+            calculator.get_potential_energy(atoms)
+        found = calculators[k].get_potential_energy((other, first)[k])
+        assert found == expected[1 - k] != expected[k]
+
+
 @pytest.mark.parametrize("name", ["dispersion", "coulomb", "dtype", "device", "model", "nonsense"])
 def test_options_do_not_change_in_silence(name):
     calculator = TensorNetCalculator(random_model(), device="cpu")
