@@ -42,6 +42,10 @@ class DispersionWarning(UserWarning):
     """A dispersion correction does not fit the training data of the model."""
 
 
+class DecouplingWarning(UserWarning):
+    """A free energy of decoupling lacks a correction that its user has to add."""
+
+
 class BackendError(MlffTritonError):
     """The requested backend or device cannot serve the model; the message names one that can."""
 

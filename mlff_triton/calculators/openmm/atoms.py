@@ -98,23 +98,31 @@ class Selection:
 
 
 def check_particles(particles: Iterable[int] | None, n_atoms: int) -> IntArray | None:
+    """Copy indices to an array, or raise `InputError` if one is invalid; None stands for all."""
+    return None if particles is None else check_indices(particles, n_atoms)
+
+
+def check_indices(
+    particles: Iterable[int],
+    n_atoms: int,
+    name: str = "particles",
+    if_empty: str = "name at least one atom, or leave it out for all",
+) -> IntArray:
     """Copy indices to an array, or raise `InputError` if one is invalid."""
-    if particles is None:
-        return None
     try:
         indices = np.asarray(list(particles))
     except (TypeError, ValueError):
         indices = np.array("invalid")
     if indices.shape == (0,):
-        raise InputError("particles is empty: name at least one atom, or leave it out for all")
+        raise InputError(f"{name} is empty: {if_empty}")
     if indices.ndim != 1 or indices.dtype.kind not in "iu":
-        raise InputError(f"particles must be a list of indices, which are integers: {particles!r}")
+        raise InputError(f"{name} must be a list of indices, which are integers: {particles!r}")
     outside = indices[(indices < 0) | (indices >= n_atoms)]
     if len(outside):
         raise InputError(f"there is no particle {outside[0]}: the atoms are 0 to {n_atoms - 1}")
     values, counts = np.unique(indices, return_counts=True)
     if counts.max() > 1:
-        raise InputError(f"particles names atom {values[counts.argmax()]} more than once")
+        raise InputError(f"{name} names atom {values[counts.argmax()]} more than once")
     return indices.astype(np.int64)
 
 
