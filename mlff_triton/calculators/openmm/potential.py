@@ -14,7 +14,7 @@ from mlff_triton.calculators.openmm.atoms import Selection, box_of
 from mlff_triton.calculators.openmm.force import FORCE_NAME, force_of_selection
 from mlff_triton.calculators.openmm.molecules import bonds_of_selection
 from mlff_triton.calculators.openmm.recipe import Options
-from mlff_triton.errors import InputError
+from mlff_triton.errors import BackendError, InputError
 from mlff_triton.model.prediction import Ensemble
 from mlff_triton.model.tensornet import TensorNet
 
@@ -68,6 +68,8 @@ class TensorNetPotential(MLPotentialImpl):
         ------
         InputError
             If there are other arguments, or as for `create_openmm_force`.
+        BackendError
+            If route "torch" is requested to interpolate, or as for `create_openmm_force`.
         """
         unknown = [name for name in args if name not in (*OPTIONS, *NOT_OURS)]
         if unknown:
@@ -80,6 +82,8 @@ class TensorNetPotential(MLPotentialImpl):
                 f"{topology.getNumAtoms()} atoms: both must describe the same structure"
             )
         given = {name: args[name] for name in OPTIONS if name in args}
+        if atoms is not None and not system.getNumParticles():
+            given["route"] = _route_of_copies(given.get("route", "auto"))
         box = box_of(topology)
         if given.get("periodic") is None:
             given["periodic"] = box is not None
@@ -93,6 +97,19 @@ class TensorNetPotential(MLPotentialImpl):
     def getMLLongRange(self) -> bool:
         """Return False: no atom interacts with periodic images, as Ewald sums would have it."""
         return False
+
+
+def _route_of_copies(route: str) -> str:
+    """Return the route of forces that openmm-ml copies, as it does to interpolate.
+
+    To copy a TorchForce, OpenMM writes and reads it, which ends the process.
+    """
+    if route == "torch":
+        raise BackendError(
+            "with interpolate=True, openmm-ml copies the force, and OpenMM-Torch crashes when one "
+            "of its forces is copied: use route='python'"
+        )
+    return "python" if route == "auto" else route
 
 
 def _with_caps(selection: Selection, topology: Topology) -> Selection:
