@@ -22,6 +22,7 @@ from tests.docs.pages import README, ROOT, Block, blocks_of, name_of, pages, tex
 LANGUAGES = {"python", "console", "text"}
 NEEDED = {
     "ase.md": ("dftd3",),
+    "free-energies.md": ("openmm", "openmmml", "pymbar"),
     "openmm.md": ("openmm", "openmmml"),
     "protein-language-models.md": ("transformers",),
     "alignment.md": ("Bio", "parasail"),

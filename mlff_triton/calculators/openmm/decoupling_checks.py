@@ -39,6 +39,7 @@ OF_TERMS = {
     "PeriodicTorsionForce",
     "RBTorsionForce",
 }
+OF_PARTICLES = {"PythonForce", "RGForce", "RMSDForce"}
 
 
 def check_region(atoms: Iterable[int], n_particles: int) -> list[int]:
@@ -148,6 +149,11 @@ def _check_force(force: openmm.Force, inside: set[int]) -> None:
     if terms is None:
         raise InputError(_unknown(kind))
     for term in terms:
+        if kind in OF_PARTICLES and not _is_on_one_side(term, inside):
+            raise InputError(
+                f"a {kind} acts on atoms of the region and on others, so that it couples them "
+                "whatever the parameters are: let it act on the region alone"
+            )
         _check_together(term, inside, f"a term of the {kind}")
 
 
@@ -164,7 +170,7 @@ def _terms_of(force: openmm.Force) -> Iterator[list[int]] | None:
     if kind == "CustomCompoundBondForce":
         count = force.getNumBonds()
         return (list(force.getBondParameters(k)[0]) for k in range(count))
-    if kind in ("PythonForce", "RMSDForce", "RGForce"):
+    if kind in OF_PARTICLES:
         particles = list(force.getParticles())
         return iter([particles]) if particles else None  # none stands for all
     return None
@@ -176,7 +182,7 @@ def _unknown(kind: str) -> str:
             "OpenMM cannot copy a TorchForce, nor tell its atoms: decouple the classical System, "
             "and let createMixedSystem mix it afterwards, or use route='python'"
         )
-    if kind in ("PythonForce", "RMSDForce", "RGForce"):
+    if kind in OF_PARTICLES:
         return (
             f"a {kind} acts on all atoms, so that it couples region and surroundings whatever the "
             "parameters are: let it act on the region alone"
@@ -187,12 +193,15 @@ def _unknown(kind: str) -> str:
     )
 
 
-def _check_together(atoms: Iterable[int], inside: set[int], what: str) -> None:
-    atoms = list(atoms)
-    within = [i for i in atoms if i in inside]
-    if within and len(within) < len(atoms):
+def _is_on_one_side(atoms: Iterable[int], inside: set[int]) -> bool:
+    return len({i in inside for i in atoms}) < 2
+
+
+def _check_together(atoms: list[int], inside: set[int], what: str) -> None:
+    if not _is_on_one_side(atoms, inside):
+        within = next(i for i in atoms if i in inside)
         outside = next(i for i in atoms if i not in inside)
         raise InputError(
-            f"{what} connects atom {within[0]} of the region with atom {outside} outside it: the "
+            f"{what} connects atom {within} of the region with atom {outside} outside it: the "
             "region must consist of whole molecules"
         )

@@ -285,6 +285,12 @@ def _no_energy(_):
     return 0.0, np.zeros((27 * SIZE, 3))
 
 
+def python_force_of_both(n_atoms):
+    force = python_force(n_atoms)
+    force.setParticles([0, 1, SIZE])
+    return force
+
+
 def variable(_):
     bonds = openmm.HarmonicBondForce()
     bonds.addBond(0, SIZE, 0.1, 1.0)
@@ -328,6 +334,7 @@ REFUSED = {
     "none": (lambda s: s.removeForce(1), "has no NonbondedForce, which is what decouple scales"),
     "offset": (offset, "has parameter offsets already"),
     "python": (with_force(python_force), "a PythonForce acts on all atoms"),
+    "python of both": (with_force(python_force_of_both), "a PythonForce acts on atoms of the reg"),
     "site": (with_site, "particle 2 is a virtual site of the region"),
     "site outside": (with_site_outside, "particle 5 is a virtual site of the region"),
     "two": (lambda s: s.addForce(Nonbonded(s.getForce(1))), "has 2 NonbondedForces"),
