@@ -171,6 +171,41 @@ def test_openmm_mixed(tmp_path):
     assert names == {"mixed.dcd", "mixed.pdb", "mixed.png"}
 
 
+def test_solvation(tmp_path):
+    """A trial; real settings give a result within 0.4 kcal/mol of a published one."""
+    pytest.importorskip("openmmml", reason="openmm-ml is an optional extra")
+    pytest.importorskip("pymbar", reason="needs pymbar: pip install pymbar")
+    options = ("--platform", "CPU", "--steps", 4, "--equilibrate", 2, "--iterations", 2)
+    lines = run(
+        "19_solvation.py", *options, "--minimize", 10, "--out", "run", cwd=tmp_path
+    ).splitlines()
+    assert lines[:2] == [f"{k} of 2 samples of each state" for k in (1, 2)]
+    names = [line.split()[0] for line in lines[2:]]
+    assert names == ["MBAR", "BAR", "forward", "backward", "TI"]
+    for line in lines[2:]:
+        value, error = numbers_in(line)
+        assert -30 < value < 5  # of the molecule that has just been put into water
+        assert error >= 0
+    saved = arrays_in(tmp_path / "run" / "solvation.npz")
+    assert saved["energies"].shape == (2, 12, 12)
+    assert saved["derivatives"].shape == (2, 12, 2)
+    full, half, none = saved["energies"][:, 0, [0, 2, 4]].T  # quadratic in the charges
+    slopes = saved["derivatives"][:, 0, 0]
+    np.testing.assert_allclose(slopes, 3 * full - 4 * half + none, atol=0.05)
+
+
+def test_force_field_to_model(tmp_path):
+    pytest.importorskip("openmmml", reason="openmm-ml is an optional extra")
+    pytest.importorskip("pymbar", reason="needs pymbar: pip install pymbar")
+    options = ("--platform", "Reference", "--steps", 5, "--equilibrate", 5)
+    lines = run("20_force_field_to_model.py", *options, cwd=tmp_path).splitlines()
+    assert [line.split()[0] for line in lines] == ["derivative", "MBAR", "TI"]
+    (_, *both), slope = [numbers_in(line)[:1] for line in lines], numbers_in(lines[0])[0]
+    values = [value for (value,) in both]
+    assert values[0] == pytest.approx(values[1], abs=3)
+    assert slope == pytest.approx(values[0], abs=30)
+
+
 def test_protein_language_model(tmp_path):
     pytest.importorskip("transformers", reason="transformers is an optional extra")
     options = ("--sequences", 6, "--batch", 3, "--repeats", 1, "--device", "cpu")
