@@ -3,6 +3,9 @@
 Usage: ``python 19_solvation.py``, for a trial of seconds; for a result
 ``python 19_solvation.py --edge 2.4 --equilibrate 10000 --iterations 1000``
 
+For comparison, FreeSolv 0.52 (doi:10.1021/acs.jced.7b00104) has -3.49 ± 0.02 kcal/mol by GAFF,
+inside the molecule as well, and -5.10 kcal/mol from experiment.
+
 The interaction of methanol (GAFF) and TIP3P water is taken away in steps, first the charges and
 then the Lennard-Jones energies, by Hamiltonian replica exchange. The model computes what is inside
 the molecule, in water and in vacuum. pymbar estimates the free energy from energies in all states

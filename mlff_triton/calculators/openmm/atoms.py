@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -116,7 +117,8 @@ def check_indices(
     if indices.shape == (0,):
         raise InputError(f"{name} is empty: {if_empty}")
     if indices.ndim != 1 or indices.dtype.kind not in "iu":
-        raise InputError(f"{name} must be a list of indices, which are integers: {particles!r}")
+        given = shorten(repr(particles), 80, placeholder="...")
+        raise InputError(f"{name} must be a list of indices, which are integers: {given}")
     outside = indices[(indices < 0) | (indices >= n_atoms)]
     if len(outside):
         raise InputError(f"there is no particle {outside[0]}: the atoms are 0 to {n_atoms - 1}")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mlff_triton.calculators.openmm.decoupling_checks import (
     ELECTROSTATICS,
     STERICS,
+    STERICS_NAME,
     check_can_decouple,
     check_region,
     nonbonded_of,
@@ -28,7 +29,6 @@ COULOMB = 138.93545764438198  # kJ nm/mol/e^2, the constant of OpenMM's own kern
 NEUTRAL = 1e-3  # elementary charges, by which rounded charges of a molecule may miss zero
 QUADRATURE = np.polynomial.legendre.leggauss(64)
 LENNARD_JONES = "4*epsilon*((sigma/r)^12-(sigma/r)^6)"
-STERICS_NAME = "sterics of a decoupled region"
 INTERIOR_NAME = "interior of a decoupled region"
 TAIL_NAME = "dispersion correction of a decoupled region"
 
@@ -117,7 +117,8 @@ def decouple(system: openmm.System, atoms: Iterable[int]) -> openmm.System:
     -0.494 kJ/mol
     0.000 kJ/mol
     """
-    import_openmm()
+    if not isinstance(system, import_openmm().System):
+        raise InputError(f"decouple takes an openmm.System, not {type(system).__name__}")
     region = check_region(atoms, system.getNumParticles())
     check_can_decouple(system, region)
     decoupled = copy.deepcopy(system)
@@ -167,22 +168,23 @@ def energy_derivatives(context: openmm.Context) -> dict[str, float]:
     ...         total += energy_derivatives(simulation.context)[name]
     ...     return total / samples
     """
-    openmm = import_openmm()
-    if ELECTROSTATICS not in context.getParameters():
+    import_openmm()
+    system = context.getSystem()
+    if STERICS_NAME not in [force.getName() for force in system.getForces()]:
         raise InputError(
-            f"the System of this Context has no {ELECTROSTATICS}: make it by decouple(system, "
-            "atoms); other derivatives are in getState(parameterDerivatives=True)"
+            "the System of this Context is not decoupled: make it by decouple(system, atoms); "
+            "other derivatives are in getState(parameterDerivatives=True)"
         )
     state = context.getState(parameterDerivatives=True)
     derivatives = {name: float(x) for name, x in state.getEnergyParameterDerivatives().items()}
-    forces = context.getSystem().getForces()
-    group = next(f.getForceGroup() for f in forces if isinstance(f, openmm.NonbondedForce))
+    force = nonbonded_of(system)
+    groups = {force.getForceGroup(), force.getReciprocalSpaceForceGroup()} - {-1}
     value = context.getParameter(ELECTROSTATICS)
     energies = []
     try:
         for shifted in (value - 0.5, value + 0.5):
             context.setParameter(ELECTROSTATICS, shifted)
-            state = context.getState(energy=True, groups={group})
+            state = context.getState(energy=True, groups=groups)
             energies.append(float(state.getPotentialEnergy()._value))
     finally:
         context.setParameter(ELECTROSTATICS, value)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 STERICS = "lambda_sterics"
 ELECTROSTATICS = "lambda_electrostatics"
+STERICS_NAME = "sterics of a decoupled region"
 
 WITHOUT_ATOMS = {  # or acting on each one alone
     "AndersenThermostat",
@@ -82,6 +83,22 @@ def check_can_decouple(system: openmm.System, region: list[int]) -> None:
     _check_nonbonded(nonbonded, inside)
 
 
+def check_stays_decoupled(system: openmm.System, atoms: Iterable[int]) -> None:
+    """Raise `InputError` if a model of some atoms would couple a region that is decoupled."""
+    regions = [
+        set(force.getInteractionGroupParameters(0)[0])
+        for force in system.getForces()
+        if force.getName() == STERICS_NAME
+    ]
+    kept = [i for i in atoms if not system.isVirtualSite(i)]  # without caps of bonds
+    for region in regions:
+        if not _is_on_one_side(kept, region):
+            raise InputError(
+                "the model would compute interactions between the decoupled region and other "
+                "atoms, which do not scale: decouple all atoms of the model, or more"
+            )
+
+
 def nonbonded_of(system: openmm.System) -> openmm.NonbondedForce:
     """Return the only NonbondedForce of a System.
 
@@ -93,8 +110,8 @@ def nonbonded_of(system: openmm.System) -> openmm.NonbondedForce:
     found = [f for f in system.getForces() if f.__class__.__name__ == "NonbondedForce"]
     if not found:
         raise InputError(
-            "the System has no NonbondedForce, which is what decouple scales: give it a classical "
-            "System, or a mixed one of MLPotential.createMixedSystem"
+            "the System has no NonbondedForce, which is what decouple scales (AMOEBA and models of "
+            "all atoms have none): give it a classical System, or one of createMixedSystem"
         )
     if len(found) > 1:
         raise InputError(

@@ -11,6 +11,7 @@ import numpy as np
 from openmmml.mlpotential import MLPotentialImpl
 
 from mlff_triton.calculators.openmm.atoms import Selection, box_of
+from mlff_triton.calculators.openmm.decoupling_checks import check_stays_decoupled
 from mlff_triton.calculators.openmm.force import FORCE_NAME, force_of_selection
 from mlff_triton.calculators.openmm.molecules import bonds_of_selection
 from mlff_triton.calculators.openmm.recipe import Options
@@ -84,6 +85,8 @@ class TensorNetPotential(MLPotentialImpl):
         given = {name: args[name] for name in OPTIONS if name in args}
         if atoms is not None and not system.getNumParticles():
             given["route"] = _route_of_copies(given.get("route", "auto"))
+        elif atoms is not None:
+            check_stays_decoupled(system, atoms)
         box = box_of(topology)
         if given.get("periodic") is None:
             given["periodic"] = box is not None

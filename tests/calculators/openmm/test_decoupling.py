@@ -226,6 +226,25 @@ def test_forces_are_those_of_the_energy(method):
             assert forces[atom, axis] == pytest.approx(slope, rel=1e-4, abs=0.1)
 
 
+def test_reciprocal_space_may_have_its_own_group():
+    system = system_of("PME")
+    system.getForce(1).setReciprocalSpaceForceGroup(5)
+    contexts = [
+        context_of(decouple(s, REGION), liquid(), **at(1.0, 0.3)) for s in (system_of(), system)
+    ]
+    expected, found = map(energy_derivatives, contexts)
+    assert found == pytest.approx(expected, rel=1e-9)
+    assert abs(energy_of(contexts[1], {5})) > 1
+
+
+def test_decoupled_systems_are_written_and_read():
+    system = decouple(system_of("PME"), TWO)
+    read = openmm.XmlSerializer.deserialize(openmm.XmlSerializer.serialize(system))
+    contexts = [context_of(s, liquid(), **at(0.4, 0.7)) for s in (system, read)]
+    assert energy_of(contexts[0]) == energy_of(contexts[1])
+    assert energy_derivatives(contexts[0]) == energy_derivatives(contexts[1])
+
+
 def test_the_soft_core_is_that_of_the_docstring():
     system = openmm.System()
     force = Nonbonded()
@@ -363,13 +382,21 @@ def test_what_would_not_scale_is_refused(name):
         (None, "atoms must be a list of indices"),
         (3, "atoms must be a list of indices"),
         ("0", "atoms must be a list of indices"),
+        (np.arange(135) < 5, "atoms must be a list of indices"),
         (range(135), "atoms names all particles"),
         ([0, 1], "a term of the HarmonicBondForce connects atom 1 of the region with atom 2"),
     ],
 )
 def test_bad_regions_are_refused(atoms, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as caught:
         decouple(system_of(), atoms)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 200
+
+
+def test_only_systems_are_decoupled():
+    with pytest.raises(InputError, match=r"takes an openmm\.System, not NonbondedForce"):
+        decouple(system_of().getForce(1), REGION)
 
 
 def test_a_system_is_decoupled_once():
@@ -377,7 +404,7 @@ def test_a_system_is_decoupled_once():
     with pytest.raises(InputError, match="has a parameter lambda_"):
         decouple(system, range(SIZE, 2 * SIZE))
     context = context_of(system_of(), liquid())
-    with pytest.raises(InputError, match="has no lambda_electrostatics"):
+    with pytest.raises(InputError, match="is not decoupled: make it by decouple"):
         energy_derivatives(context)
 
 

@@ -131,6 +131,24 @@ def _without_tail(system: openmm.System) -> None:
             system.removeForce(k)
 
 
+@pytest.mark.parametrize(("atoms", "fits"), [(28, False), (22, True), (19, True)])
+def test_a_model_does_not_couple_what_is_decoupled(atoms: int, fits: bool) -> None:
+    """It may compute the region, part of it with caps, or other atoms, but no atoms of both."""
+    topology, _ = solvated()
+    part = list(range(atoms))
+    if atoms == 19:  # without the last residue, of which one bond is cut
+        part = [a.index for a in topology.atoms() if a.residue.name in ("ACE", "ALA")]
+    potential = MLPotential("mlff-triton", modelPath=small_model())
+    decoupled = decouple(classical(topology), REGION)
+    if not fits:
+        with pytest.raises(InputError, match="which do not scale: decouple all atoms of the mod"):
+            potential.createMixedSystem(topology, decoupled, part, **OURS)
+        return
+    system = potential.createMixedSystem(topology, decoupled, part, **OURS)
+    assert "mlff_triton" in [force.getName() for force in system.getForces()]
+    potential.createMixedSystem(topology, decoupled, [22, 23, 24], **OURS)
+
+
 def test_interpolated_systems_are_decoupled_afterwards() -> None:
     system = mixed(classical(solvated()[0]), interpolate=True)
     _ask_for_derivative(system)
