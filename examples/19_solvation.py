@@ -38,7 +38,6 @@ STATES += [(0.0, x) for x in (1.0, 0.85, 0.7, 0.55, 0.4, 0.25, 0.1, 0.0)]
 TEMPERATURE = 298.15 * unit.kelvin
 KT = (unit.MOLAR_GAS_CONSTANT_R * TEMPERATURE).value_in_unit(unit.kilojoule_per_mole)
 KCAL = 4.184  # kJ
-SEED = 1
 
 
 class Sampler(app.ReplicaExchangeSampler):
@@ -83,7 +82,7 @@ def solvated(args: argparse.Namespace) -> tuple[app.Modeller, openmm.System]:
         if atom.element == app.element.hydrogen:  # heavier, on which averages do not depend
             system.setParticleMass(atom.index, 3.024)
     barostat = openmm.MonteCarloBarostat(1.01325, TEMPERATURE, 50)  # bar
-    barostat.setRandomNumberSeed(SEED)
+    barostat.setRandomNumberSeed(args.seed)
     system.addForce(barostat)
     return modeller, system
 
@@ -148,6 +147,7 @@ def main() -> None:
     parser.add_argument("--equilibrate", type=int, default=20, help="steps of 2 fs, of all states")
     parser.add_argument("--iterations", type=int, default=3, help="samples of each state")
     parser.add_argument("--steps", type=int, default=100, help="steps of 2 fs between samples")
+    parser.add_argument("--seed", type=int, default=1, help="of random numbers; for repetitions")
     parser.add_argument("--platform", help="OpenMM platform, such as CPU or CUDA")
     parser.add_argument("--out", type=Path, default=Path(), help="folder to write into")
     args = parser.parse_args()
@@ -155,13 +155,13 @@ def main() -> None:
     integrator = openmm.LangevinMiddleIntegrator(
         TEMPERATURE, 1 / unit.picosecond, 2 * unit.femtosecond
     )
-    integrator.setRandomNumberSeed(SEED)
-    random.seed(SEED)  # OpenMM exchanges states by it
+    integrator.setRandomNumberSeed(args.seed)
+    random.seed(args.seed)  # OpenMM exchanges states by it
     platform = openmm.Platform.getPlatformByName(args.platform) if args.platform else None
     simulation = app.Simulation(modeller.topology, system, integrator, platform)
     simulation.context.setPositions(modeller.positions)
     simulation.minimizeEnergy(maxIterations=args.minimize)
-    simulation.context.setVelocitiesToTemperature(TEMPERATURE, SEED)
+    simulation.context.setVelocitiesToTemperature(TEMPERATURE, args.seed)
     simulation.step(args.equilibrate)
 
     sampler = Sampler(simulation, args.steps)

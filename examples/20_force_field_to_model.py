@@ -32,7 +32,6 @@ STATES = np.linspace(0, 1, 11)
 TEMPERATURE = 298.15 * unit.kelvin
 KT = (unit.MOLAR_GAS_CONSTANT_R * TEMPERATURE).value_in_unit(unit.kilojoule_per_mole)
 KCAL = 4.184  # kJ
-SEED = 1
 
 
 def interpolated(edge: float, model: str) -> tuple[app.Modeller, openmm.System]:
@@ -115,17 +114,18 @@ def main() -> None:
     parser.add_argument("--equilibrate", type=int, default=20, help="steps of 1 fs, of all states")
     parser.add_argument("--iterations", type=int, default=3, help="samples of each state")
     parser.add_argument("--steps", type=int, default=20, help="steps of 1 fs between samples")
+    parser.add_argument("--seed", type=int, default=1, help="of random numbers; for repetitions")
     parser.add_argument("--platform", help="OpenMM platform, such as CPU or CUDA")
     args = parser.parse_args()
     modeller, system = interpolated(args.edge, args.model)
     integrator = openmm.LangevinMiddleIntegrator(TEMPERATURE, 1 / unit.picosecond, 0.001)
-    integrator.setRandomNumberSeed(SEED)
-    random.seed(SEED)  # OpenMM exchanges states by it
+    integrator.setRandomNumberSeed(args.seed)
+    random.seed(args.seed)  # OpenMM exchanges states by it
     platform = openmm.Platform.getPlatformByName(args.platform) if args.platform else None
     simulation = app.Simulation(modeller.topology, system, integrator, platform)
     simulation.context.setPositions(modeller.positions)
     simulation.minimizeEnergy(maxIterations=100)
-    simulation.context.setVelocitiesToTemperature(TEMPERATURE, SEED)
+    simulation.context.setVelocitiesToTemperature(TEMPERATURE, args.seed)
 
     energies = sample(simulation, args)
     state = simulation.context.getState(parameterDerivatives=True)

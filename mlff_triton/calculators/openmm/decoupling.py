@@ -87,6 +87,8 @@ def decouple(system: openmm.System, atoms: Iterable[int]) -> openmm.System:
         if a bond or a constraint connects region and surroundings, or a force does whose
         interactions between them would not scale; if there is not one NonbondedForce, or it uses
         LJPME, has parameter offsets, or leaves out direct space; or if the System is decoupled.
+    BackendError
+        If OpenMM is missing, or too old.
 
     Warns
     -----
