@@ -74,8 +74,8 @@ def decouple(system: openmm.System, atoms: Iterable[int]) -> openmm.System:
     Atoms without a core must not carry charges: first lower ``lambda_electrostatics`` to 0, and
     then ``lambda_sterics``.
 
-    Of each pair of the region that has no exception yet, an exception or a bond is made. The
-    number of pairs grows quadratically, which suits molecules, not proteins.
+    Each pair of atoms of the region without an exception gets one, or a term of its own. The number
+    of pairs grows quadratically, which suits molecules, not proteins.
 
     Decouple a System before openmm-ml mixes it, or afterwards. A System with a TorchForce cannot be
     copied, so it is decoupled before. Systems with ``interpolate=True`` are decoupled afterwards.
