@@ -35,7 +35,13 @@ from mlff_triton.errors import BackendError, InputError
 from mlff_triton.kernels.common.compilers import start_early
 from mlff_triton.model.config import TensorNet2Config
 from mlff_triton.model.mesh_coulomb import ChargedCellWarning, background, count_points
-from mlff_triton.model.prediction import Ensemble, Prediction, check_neutral, members_of
+from mlff_triton.model.prediction import (
+    Ensemble,
+    ExternalField,
+    Prediction,
+    check_neutral,
+    members_of,
+)
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.box import Box, FloatArray
 from mlff_triton.neighbors.verlet_list import CPU_SKIN, HOST_SKIN, check_skin
@@ -255,6 +261,36 @@ class Engine:
         self._check_charge(batch)
         with self._call():
             return Prediction.mean([steps.evaluate(batch) for steps in self._steps])
+
+    def evaluate_in_field(self, batch: Batch, field: ExternalField) -> Prediction:
+        """Compute a checked batch whose partial charges are in an external field.
+
+        Parameters
+        ----------
+        batch : Batch
+            The systems.
+        field : callable
+            Energy of partial charges at the positions of the batch. It is called once per member of
+            an ensemble, with tensors on the engine's device, while other calls wait.
+
+        Returns
+        -------
+        Prediction
+            On the CPU. The energies contain those in the field. The forces contain those due to the
+            dependence of the charges on positions, but not the force of the field on fixed charges.
+
+        Raises
+        ------
+        InputError
+            If the model predicts no charges.
+        BackendError
+            If the backend does not support it. The message names one that does.
+        """
+        if not self.has_charges:
+            raise InputError("the model predicts no charges: take a TensorNet2 with charges")
+        self._check_charge(batch)
+        with self._call():
+            return Prediction.mean([s.evaluate_in_field(batch, field) for s in self._steps])
 
     def _check_charge(self, batch: Batch) -> None:
         """Refuse or warn of charged systems, as `evaluate` does."""

@@ -19,7 +19,7 @@ from mlff_triton.engine.steps import CANNOT_PREPARE, ResidentStep, Steps, Units
 from mlff_triton.errors import BackendError
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.model.mesh_coulomb import slab_of
-from mlff_triton.model.prediction import Prediction, predict
+from mlff_triton.model.prediction import ExternalField, Prediction, predict
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.graph import Graph, concatenate
 from mlff_triton.neighbors.neighbor_list import neighbor_list
@@ -127,6 +127,13 @@ class ExactSteps(ListSteps):
 
     def evaluate(self, batch: Batch) -> Prediction:
         """Compute energies, forces and virials of a batch; return them on the CPU."""
+        return self._predict(batch)
+
+    def evaluate_in_field(self, batch: Batch, field: ExternalField) -> Prediction:
+        """Compute a batch whose charges are in a field; return the results on the CPU."""
+        return self._predict(batch, field)
+
+    def _predict(self, batch: Batch, field: ExternalField | None = None) -> Prediction:
         for box in batch.boxes:
             self.model.check_box(box)
         graph = self._graph(batch).to(self.device)
@@ -141,6 +148,7 @@ class ExactSteps(ListSteps):
             batch=to_tensor(batch.system, self.device),
             charge=to_tensor(batch.charge, self.device),
             slab=slab,
+            field=field,
         )
         return prediction.map(Tensor.cpu)
 

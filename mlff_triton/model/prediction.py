@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -192,6 +193,25 @@ class Prediction:
         return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
 
 
+class FieldSums(NamedTuple):
+    """Energy of partial charges in an external field.
+
+    Attributes
+    ----------
+    energies : float64 [N]
+        Energy of each atom in eV.
+    potential : float64 [N]
+        Derivative of the sum of the energies by the charge of each atom, V.
+    """
+
+    energies: Tensor
+    potential: Tensor
+
+
+ExternalField = Callable[[Tensor], FieldSums]
+"""An external field at fixed positions: partial charges [N] in elementary charges to energies."""
+
+
 def predict(
     model: TensorNet | Ensemble,
     numbers: Tensor,
@@ -204,6 +224,7 @@ def predict(
     create_graph: bool = False,
     slab: int | None = None,
     n_systems: int | None = None,
+    field: ExternalField | None = None,
 ) -> Prediction:
     """Compute energies, forces and virials by differentiating the energy along the edges.
 
@@ -237,6 +258,10 @@ def predict(
         Number of systems B. By default it is read from ``batch``, for which the host waits for a
         GPU. With it, a call can be captured in a CUDA graph, which checks neither elements nor
         charges.
+    field : ExternalField, optional
+        Energy of the partial charges in a field, which is added to that of the model, whose charges
+        must be known. The forces follow from the dependence of the charges on positions. The force
+        of the field on fixed charges is not among them.
 
     Returns
     -------
@@ -276,10 +301,14 @@ def predict(
         atom_energies, charges, uncertainty = model.atom_results(
             numbers, vectors, graph, normal(charge)[batch], batch, frame
         )
+        total = atom_energies.sum()
+        if field is not None:
+            assert charges is not None
+            sums = field(charges.detach())
+            total = total + (charges.double() * sums.potential).sum()
+            atom_energies = atom_energies + sums.energies
         by = [vectors] if frame is None else [vectors, frame.positions, frame.cell]
-        gradient, *by_frame = torch.autograd.grad(
-            atom_energies.sum(), by, create_graph=create_graph
-        )
+        gradient, *by_frame = torch.autograd.grad(total, by, create_graph=create_graph)
         if not follows_edges:
             vectors = vectors.detach()
             if frame is not None:
