@@ -46,6 +46,10 @@ class DecouplingWarning(UserWarning):
     """A free energy of decoupling lacks a correction that its user has to add."""
 
 
+class EmbeddingWarning(UserWarning):
+    """The parts of a mixed system do not fit together as they are expected to."""
+
+
 class BackendError(MlffTritonError):
     """The requested backend or device cannot serve the model; the message names one that can."""
 

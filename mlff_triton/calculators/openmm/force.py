@@ -250,7 +250,7 @@ class EngineForce:
         self._molecules = recipe.molecules()
         self._lock = ForkLock(is_lost_by_fork=False)  # Contexts may step in several threads
 
-    def __reduce__(self) -> tuple[type[EngineForce], tuple[Recipe]]:
+    def __reduce__(self) -> tuple[type[EngineForce], tuple[Any, ...]]:
         return EngineForce, (self.recipe,)
 
     @property
@@ -278,7 +278,7 @@ class EngineForce:
     def compute(self, state: openmm.State) -> tuple[float, NDArray[np.float64]]:
         """Compute energy and forces as a call does, and raise errors unchanged."""
         with self._lock:
-            batch = self._update(state, _positions(state))
+            batch = self._update(state, positions_of(state))
             prediction = self.engine.evaluate(batch)
             if self._plausibility is not None:
                 self._plausibility.judge(batch, prediction)
@@ -295,7 +295,7 @@ class EngineForce:
         """
         if not state.getDataTypes() & import_openmm().State.Positions:
             raise InputError("the state has no positions: ask for getState(positions=True)")
-        positions, particles = _positions(state), self.recipe.particles
+        positions, particles = positions_of(state), self.recipe.particles
         own = positions if particles is None else positions[particles]
         with self._lock:
             found = self.engine.evaluate(self._update(state, own)).uncertainty
@@ -349,7 +349,7 @@ def import_openmm() -> Any:
     return openmm
 
 
-def _positions(state: openmm.State) -> NDArray[np.float64]:
+def positions_of(state: openmm.State) -> NDArray[np.float64]:
     """Return positions in nm.
 
     ``State.getPositions(asNumpy=True)`` returns the same, but spends ten times as long on units.

@@ -12,6 +12,7 @@ from openmmml.mlpotential import MLPotentialImpl
 
 from mlff_triton.calculators.openmm.atoms import Selection, box_of
 from mlff_triton.calculators.openmm.decoupling_checks import check_stays_decoupled
+from mlff_triton.calculators.openmm.embedding import EMBEDDING, Request, create_embedded_system
 from mlff_triton.calculators.openmm.force import FORCE_NAME, force_of_selection
 from mlff_triton.calculators.openmm.molecules import bonds_of_selection
 from mlff_triton.calculators.openmm.recipe import Options
@@ -96,6 +97,63 @@ class TensorNetPotential(MLPotentialImpl):
         system.addForce(force_of_selection(_with_caps(selection, topology), options, box))
         if len(selection.bonds):
             system.addForce(bonds_of_selection(selection))
+
+    def getSupportedEmbeddings(self) -> list[str]:
+        """Return the embedding in which the model's charges act with those of the force field."""
+        return [EMBEDDING]
+
+    def createMixedSystem(
+        self,
+        topology: Topology,
+        system: openmm.System,
+        atoms: list[int],
+        forceGroup: int,
+        interpolate: bool,
+        embedding: str,  # noqa: ARG002 (there is one)
+        returnInfo: bool = False,  # noqa: ARG002 (atoms stay as they are)
+        **args: Any,
+    ) -> openmm.System:
+        """Make a mixed system in which the model's charges act with those of the force field.
+
+        Parameters
+        ----------
+        topology : openmm.app.Topology
+            All atoms.
+        system : openmm.System
+            A classical system of these atoms, which is not changed.
+        atoms : list of int
+            Indices of the machine-learning part, which consists of whole molecules.
+        forceGroup : int
+            Group of the model's force.
+        interpolate : bool
+            If True, the global parameter "lambda_interpolate" leads from the force field, at 0, to
+            the mixed system, at 1.
+        embedding : str
+            "ml-charges".
+        returnInfo : bool
+            The topology stays as it is.
+        args
+            ``damping``: damping length in nm, 0.1 by default, or 0 for point charges.
+            ``pme_error``: relative error of Coulomb forces between both parts, 1e-4 by default.
+            Others as for `create_openmm_force`: see `embedding.OPTIONS`.
+
+        Raises
+        ------
+        InputError
+            If an option is unknown or invalid, a bond leaves the part, the model predicts no
+            charges, or the system has something that is not supported.
+        BackendError
+            If a route or backend does not support this embedding.
+
+        Warns
+        -----
+        EmbeddingWarning
+            If the part has another total charge in the force field than in the model, or the model
+            scales its Coulomb energy.
+        """
+        _check_single(system, Selection.of_topology(topology, atoms))
+        request = Request.of(self.model, forceGroup, interpolate, args)
+        return create_embedded_system(topology, system, atoms, request)
 
     def getMLLongRange(self) -> bool:
         """Return False: no atom interacts with periodic images, as Ewald sums would have it."""
