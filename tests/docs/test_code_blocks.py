@@ -23,6 +23,7 @@ LANGUAGES = {"python", "console", "text"}
 NEEDED = {
     "ase.md": ("dftd3",),
     "free-energies.md": ("openmm", "openmmml", "pymbar"),
+    "mlmm.md": ("openmm", "openmmml"),
     "openmm.md": ("openmm", "openmmml"),
     "protein-language-models.md": ("transformers",),
     "alignment.md": ("Bio", "parasail"),

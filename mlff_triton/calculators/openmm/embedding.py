@@ -218,7 +218,7 @@ def _interpolate_nonbonded(
 ) -> None:
     """Move the `NonbondedForce` of a mixed system, and that of the classical one, to a helper.
 
-    The classical force has a Context of its own, as OpenMM demands equal exceptions of all forces in one.
+    The classical force gets a Context of its own, as all forces of one need equal exceptions.
     """
     import openmm
 
