@@ -118,7 +118,10 @@ class Request:
         given = dict(given)
         damping = _length(given.pop("damping", DAMPING))
         error = given.pop("pme_error", 1e-4)
-        if not isinstance(error, (int, float)) or not SMALLEST_ERROR <= error <= LARGEST_ERROR:
+        if (
+            not isinstance(error, (int, float, np.floating))
+            or not SMALLEST_ERROR <= error <= LARGEST_ERROR
+        ):
             raise InputError(f"pme_error={short_repr(error)} is out of range: use 1e-9 to 1e-2")
         if given.get("route", "auto") not in ("auto", "python"):
             raise BackendError(
@@ -189,7 +192,9 @@ def create_embedded_system(
             _remove_part(force, part)
         elif type(force).__name__ == "CustomNonbondedForce":
             utilities.addCustomNonbondedExclusions(force, part)
-    force = _force_of(EmbeddedForce(recipe, surroundings), request.options.force_group)
+    force = _force_of(
+        EmbeddedForce(recipe, surroundings, recipe.engine()), request.options.force_group
+    )
     if request.interpolate:
         helper = utilities.InterpolationHelper()
         helper.addMLTerm(force)
@@ -427,9 +432,10 @@ def _warn_of_charge(
     classical = float(_charges_of(nonbonded)[part].sum())
     if abs(classical - charge) <= NEUTRAL:
         return
+    classical = round(classical, 3) + 0.0  # no negative zero
     reason = ", and a uniform background neutralizes the box" if method == "pme" else ""
     warnings.warn(
-        f"the machine-learning part has the charge {classical:+.3g} e in the force field, but "
+        f"the machine-learning part has the charge {classical:+g} e in the force field, but "
         f"{charge:+d} e in the model{reason}: check the option charge",
         EmbeddingWarning,
         stacklevel=2,
@@ -454,7 +460,7 @@ def _length(value: Any) -> float:
 
     if unit.is_quantity(value) and value.unit.is_compatible(unit.nanometer):
         value = value.value_in_unit(unit.nanometer)
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
     if not is_number or not 0 <= value < math.inf:
         raise InputError(
             f"damping must be a length in nm, or 0 for point charges, not {short_repr(value)}"

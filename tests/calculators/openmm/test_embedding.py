@@ -459,6 +459,10 @@ BAD_OPTIONS = {
     "damping=0.2": ({"damping": 0.2}, "too long for a cutoff of 0.45 nm: use at most 0.09"),
     "pme_error=1": ({"pme_error": 1.0}, "pme_error=1.0 is out of range"),
     "pme_error=nan": ({"pme_error": float("nan")}, "pme_error=nan is out of range"),
+    "dtype": ({"dtype": "float16"}, "dtype='float16' is unknown"),
+    "device": ({"device": "tpu"}, "device='tpu' is unknown"),
+    "skin": ({"skin": -1}, "skin must be finite and not negative"),
+    "charge": ({"charge": 0.5}, "the total charge must be an integer"),
     "periodic": ({"periodic": True}, "periodic is unknown to embedding='ml-charges'"),
     "links": ({"linkAtomDistances": []}, "linkAtomDistances is unknown"),
     "interpolation": (
@@ -521,7 +525,7 @@ def test_lengths_may_have_units():
     atoms = waters()
     energies = [
         energy_of(context_of(mixed(_with(), damping=d), atoms.positions))
-        for d in (0.05, 0.5 * openmm.unit.angstrom, 0.0)
+        for d in (np.float64(0.05), 0.5 * openmm.unit.angstrom, 0.0)
     ]
     assert energies[0] == pytest.approx(energies[1])
     assert energies[0] != pytest.approx(energies[2], abs=1e-5)
