@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mlff_triton.engine.batch import IntArray
-from mlff_triton.kernels.electrostatics.reference.charge_channels import channel_sums
-from mlff_triton.kernels.electrostatics.types import COULOMB, PMEParameters
+from mlff_triton.kernels.electrostatics.reference import charge_channels
+from mlff_triton.kernels.electrostatics.types import COULOMB, ChannelSums, PMEParameters
 from mlff_triton.model.prediction import FieldSums
 from mlff_triton.neighbors.box import FloatArray
 
@@ -207,7 +207,7 @@ class CrossCoulomb:
         outside = torch.cat([torch.zeros_like(charges), g.site_charges])
         every = torch.cat([charges, g.site_charges])
         positions = torch.cat([g.own, g.sites])
-        found = channel_sums(
+        found = _channel_sums(
             torch.stack([every, outside], dim=1),
             torch.tensor([1.0, -1.0], dtype=torch.float64, device=charges.device),
             positions,
@@ -229,6 +229,15 @@ class CrossCoulomb:
         for k in (2, 1, 0):  # of reduced box vectors, the later ones lean on the earlier
             vectors = vectors - torch.round(vectors[..., k : k + 1] / box[k, k]) * box[k]
         return vectors
+
+
+def _channel_sums(charges: Tensor, *others: Any) -> ChannelSums:
+    """Sum over waves by kernels on a GPU, and by plain PyTorch on a CPU."""
+    if not charges.is_cuda:
+        return charge_channels.channel_sums(charges, *others)
+    from mlff_triton.kernels.electrostatics.charge_channels import channel_sums
+
+    return channel_sums(charges, *others)
 
 
 def _complement(distance: Tensor, splitting: float) -> tuple[Tensor, Tensor]:

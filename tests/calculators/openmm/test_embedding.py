@@ -150,8 +150,9 @@ def _without_charges(system):
     return system
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("net", [0.0, 0.7])
-def test_ewald_sums_in_any_box(net):
+def test_ewald_sums_in_any_box(net, device):
     atoms = waters()
     cell = torch.tensor([[9.4, 0, 0], [2.1, 9.6, 0], [-3.1, 2.9, 9.3]], dtype=torch.float64)
     positions = torch.from_numpy(atoms.positions @ np.linalg.inv(atoms.cell.array)) @ cell
@@ -170,13 +171,24 @@ def test_ewald_sums_in_any_box(net):
     surroundings = Surroundings(np.zeros(0, int), np.zeros(0), "pme", True, 4.5, 1.0, 0.0, 1e-6)
     # Charges of the force field may be in any image
     sites = positions[n_own:] + torch.randint(-2, 3, (len(q) - n_own, 3)).double() @ cell
-    geometry = Geometry(positions[:n_own], sites, charges[n_own:], cell)
+    arrays = positions[:n_own], sites, charges[n_own:], cell
+    geometry = Geometry(*(array.to(device) for array in arrays))
     field = CrossCoulomb(surroundings, geometry, pme_parameters(cell[None], 4.5, 1e-6))
-    found = field(charges[:n_own])
+    found = field(charges[:n_own].to(device))
     assert found.energies.sum().item() == pytest.approx(expected.item(), abs=1e-5)
-    assert_within(found.potential, by_charge[:n_own], 1e-5)
-    assert_within(field.of_own, by_point[:n_own], 1e-5)
-    assert_within(field.of_sites, by_point[n_own:], 1e-5)
+    assert_within(found.potential.cpu(), by_charge[:n_own], 1e-5)
+    assert_within(field.of_own.cpu(), by_point[:n_own], 1e-5)
+    assert_within(field.of_sites.cpu(), by_point[n_own:], 1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["CutoffPeriodic", "PME"])
+def test_gpus_compute_what_cpus_do(method):
+    atoms = waters()
+    system = classical(atoms, method, CUTOFF)
+    cpu, gpu = (context_of(mixed(system, device=d), atoms.positions) for d in ("cpu", "cuda"))
+    assert energy_of(gpu) == pytest.approx(energy_of(cpu), abs=1e-6)
+    assert_within(forces_of(gpu), forces_of(cpu), 1e-8)
 
 
 def test_a_far_dimer_is_that_of_the_model():
