@@ -21,6 +21,7 @@ from mlff_triton._common.cuda_graphs import is_capturing
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.electrostatics.parameters import pme_parameters
 from mlff_triton.kernels.electrostatics.reference.charge_channels import channel_potentials
+from mlff_triton.kernels.electrostatics.reference.systems import heights, unit_normals
 from mlff_triton.kernels.electrostatics.types import COULOMB as MESH_COULOMB
 from mlff_triton.kernels.electrostatics.types import PMEParameters
 from mlff_triton.kernels.electrostatics.validity import check_values
@@ -115,7 +116,7 @@ def least_height(
     """
     assert config.coulomb_cutoff is not None
     assert config.pme_error is not None
-    z = (positions * _normals(cell, axis)[system]).sum(1)
+    z = (positions * unit_normals(cell, axis)[system]).sum(1)
     ends = [
         z.new_zeros(len(cell)).scatter_reduce(0, system, z, how, include_self=False)
         for how in ("amax", "amin")
@@ -139,17 +140,9 @@ def slab_cells(cell: Tensor, axis: int, height: float) -> Tensor:
 
     The factor of this vector is a constant for derivatives by the cell.
     """
-    given = (cell[:, axis] * _normals(cell, axis)).sum(1, keepdim=True).abs().detach()
     rows = list(cell.unbind(1))
-    rows[axis] = rows[axis] * (height / given)
+    rows[axis] = rows[axis] * (height / heights(cell)[:, axis, None].detach())
     return torch.stack(rows, dim=1)
-
-
-def _normals(cell: Tensor, axis: int) -> Tensor:
-    """Return unit vectors [B, 3] across slabs."""
-    across = torch.linalg.cross(cell[:, axis - 2], cell[:, axis - 1])
-    normals: Tensor = across / torch.linalg.vector_norm(across, dim=1, keepdim=True)
-    return normals
 
 
 def mesh_parameters(

@@ -98,6 +98,15 @@ class Selection:
             )
 
 
+def check_same_structure(topology: Topology, n_particles: int) -> None:
+    """Raise `InputError` unless a topology has as many atoms as a System has particles."""
+    if n_particles != topology.getNumAtoms():
+        raise InputError(
+            f"the System has {n_particles} particles, but the topology has "
+            f"{topology.getNumAtoms()} atoms: both must describe the same structure"
+        )
+
+
 def check_particles(particles: Iterable[int] | None, n_atoms: int) -> IntArray | None:
     """Copy indices to an array, or raise `InputError` if one is invalid; None stands for all."""
     return None if particles is None else check_indices(particles, n_atoms)

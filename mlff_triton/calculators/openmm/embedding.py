@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlff_triton._common.text import short_repr
-from mlff_triton.calculators.openmm.atoms import Selection, name_of
+from mlff_triton.calculators.openmm.atoms import Selection, check_same_structure, name_of
 from mlff_triton.calculators.openmm.cross_coulomb import Surroundings
 from mlff_triton.calculators.openmm.embedded_force import EmbeddedForce
 from mlff_triton.calculators.openmm.force import FORCE_NAME, recipe_of_selection
@@ -169,11 +169,7 @@ def create_embedded_system(
     """
     from openmmml.embeddings import utilities
 
-    if system.getNumParticles() != topology.getNumAtoms():
-        raise InputError(
-            f"the System has {system.getNumParticles()} particles, but the topology has "
-            f"{topology.getNumAtoms()} atoms: both must describe the same structure"
-        )
+    check_same_structure(topology, system.getNumParticles())
     selection = Selection.of_topology(topology, atoms)
     assert selection.particles is not None
     nonbonded = _nonbonded_of(system)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from openmmml.mlpotential import MLPotentialImpl
 
-from mlff_triton.calculators.openmm.atoms import Selection, box_of
+from mlff_triton.calculators.openmm.atoms import Selection, box_of, check_same_structure
 from mlff_triton.calculators.openmm.decoupling_checks import check_stays_decoupled
 from mlff_triton.calculators.openmm.embedding import EMBEDDING, Request, create_embedded_system
 from mlff_triton.calculators.openmm.force import FORCE_NAME, force_of_selection
@@ -78,11 +78,8 @@ class TensorNetPotential(MLPotentialImpl):
             raise InputError(
                 f"{', '.join(unknown)} is unknown: the options are {', '.join(OPTIONS)}"
             )
-        if system.getNumParticles() not in (0, topology.getNumAtoms()):
-            raise InputError(
-                f"the System has {system.getNumParticles()} particles, but the topology has "
-                f"{topology.getNumAtoms()} atoms: both must describe the same structure"
-            )
+        if system.getNumParticles():
+            check_same_structure(topology, system.getNumParticles())
         given = {name: args[name] for name in OPTIONS if name in args}
         if atoms is not None and not system.getNumParticles():
             given["route"] = _route_of_copies(given.get("route", "auto"))

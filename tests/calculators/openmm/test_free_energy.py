@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 from ase import Atoms
 
-import mlff_triton
 from mlff_triton import TensorNetCalculator, create_openmm_force
 from mlff_triton.calculators import decouple, energy_derivatives
 from mlff_triton.errors import BackendError, InputError
@@ -22,29 +20,13 @@ from openmm import app, unit  # noqa: E402
 from openmmml import MLPotential  # noqa: E402
 
 from tests.support.openmm_systems import EV, small_model  # noqa: E402
+from tests.support.solvated_peptide import force_field, solvated  # noqa: E402
 
-PEPTIDE = (
-    Path(mlff_triton.__file__).parents[1] / "examples" / "structures" / "alanine_dipeptide.pdb"
-)
 REGION = list(range(22))
 OURS = {"device": "cpu", "dtype": "float64"}
 GROUP = 7
 ROUGH = 1e-5  # kJ/mol; OpenMM integrates dispersion corrections of custom forces to five digits
 KT = 0.00831446261815324 * 300  # kJ/mol
-
-
-@functools.cache
-def solvated() -> tuple[app.Topology, np.ndarray]:
-    """Return the peptide, atoms 0 to 21, in a box of water, and positions in nm."""
-    pdb = app.PDBFile(str(PEPTIDE))
-    modeller = app.Modeller(pdb.topology, pdb.positions)
-    modeller.addSolvent(force_field(), boxSize=openmm.Vec3(1.9, 1.9, 1.9))
-    return modeller.topology, np.array(modeller.positions.value_in_unit(unit.nanometer))
-
-
-@functools.cache
-def force_field() -> app.ForceField:
-    return app.ForceField("amber14-all.xml", "amber14/tip3p.xml")
 
 
 def classical(topology: app.Topology, method: Any = app.PME) -> openmm.System:

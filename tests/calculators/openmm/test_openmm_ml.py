@@ -29,10 +29,11 @@ pytest.importorskip("openmmml", reason="openmm-ml is an optional extra")
 from openmm import app, unit  # noqa: E402
 from openmmml import MLPotential  # noqa: E402
 
+from tests.support.solvated_peptide import PEPTIDE, force_field, solvated  # noqa: E402
+
 EV = 96.48533212331001  # kJ/mol, as CODATA 2018 has it
 ROOT = Path(mlff_triton.__file__).parents[1]
 GUIDE = ROOT / "docs" / "openmm.md"
-PEPTIDE = ROOT / "examples" / "structures" / "alanine_dipeptide.pdb"
 ML_GROUP = 7
 PLATFORMS = ["Reference", "CPU"]
 
@@ -52,20 +53,6 @@ def small_model() -> TensorNet:
 
 def potential(model=None) -> MLPotential:
     return MLPotential("mlff-triton", modelPath=small_model() if model is None else model)
-
-
-@functools.cache
-def solvated() -> tuple[app.Topology, np.ndarray]:
-    """Return the peptide, atoms 0 to 21, in a box of water, and positions in nm."""
-    pdb = app.PDBFile(str(PEPTIDE))
-    modeller = app.Modeller(pdb.topology, pdb.positions)
-    modeller.addSolvent(force_field(), boxSize=openmm.Vec3(1.9, 1.9, 1.9))
-    return modeller.topology, np.array(modeller.positions.value_in_unit(unit.nanometer))
-
-
-@functools.cache
-def force_field() -> app.ForceField:
-    return app.ForceField("amber14-all.xml", "amber14/tip3p.xml")
 
 
 def classical(topology, method=app.PME, **options):

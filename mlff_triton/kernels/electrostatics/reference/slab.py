@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mlff_triton.kernels.electrostatics.reference.systems import volumes
+from mlff_triton.kernels.electrostatics.reference.systems import heights, unit_normals, volumes
 from mlff_triton.kernels.electrostatics.types import COULOMB, ChannelSums, Electrostatics
 
 Total = Callable[[Tensor], Tensor]
@@ -58,12 +58,11 @@ class Moments(NamedTuple):
         total: Total,
     ) -> Moments:
         """Compute the moments of charges [N, C]; all else as for `slab_correction`."""
-        across = torch.linalg.cross(cell[:, axis - 2], cell[:, axis - 1])
-        area = torch.linalg.vector_norm(across, dim=1, keepdim=True)
-        normal, volume = across / area, volumes(cell)[:, None]
+        normal, height = unit_normals(cell, axis), heights(cell)[:, axis, None]
+        factor = 2 * math.pi * COULOMB / volumes(cell)[:, None]
         z = (positions * normal[system]).sum(1, keepdim=True)
         sums = total(torch.cat([charges, charges * z, charges * z * z], dim=1)).chunk(3, dim=1)
-        return cls(normal, z, 2 * math.pi * COULOMB / volume, volume / area, *sums)
+        return cls(normal, z, factor, height, *sums)
 
     def energies(self) -> Tensor:
         """Return the energy [B, C] of each kind of charge in eV."""

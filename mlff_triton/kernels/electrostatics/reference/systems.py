@@ -45,6 +45,13 @@ def heights(cell: Tensor) -> Tensor:
     return 1 / lengths
 
 
+def unit_normals(cell: Tensor, axis: int) -> Tensor:
+    """Return unit vectors [B, 3] that are normal to the plane of all lattice vectors but one."""
+    normals = _normals(cell)[:, :, axis]
+    lengths: Tensor = torch.linalg.vector_norm(normals, dim=1, keepdim=True)
+    return normals / lengths
+
+
 def _normals(cell: Tensor) -> Tensor:
     """Return the cross products of pairs of lattice vectors, as columns [B, 3, 3]."""
     first, second, third = cell.unbind(1)
