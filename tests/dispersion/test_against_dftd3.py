@@ -25,6 +25,12 @@ from tests.support.dispersion import CRYSTALS, batch_of, expected_of, shaken, st
 pytest.importorskip("dftd3", reason="s-dftd3 is an optional extra")
 
 FUNCTIONALS = ("pbe", "r2scan")
+LEFT_OUT = 1e-4
+"""Error of forces by nvalchemi-toolkit-ops, relative to the largest.
+
+Reference coordination numbers with less than exp(-12) = 6e-6 of the largest weight have none there,
+so that the gradient by coordination numbers has jumps of about that size.
+"""
 CPU = torch.device("cpu")
 
 
@@ -65,7 +71,10 @@ def check(compute, found, atoms, functional, own=slice(None), system=0, expected
     per_atom, of_force = (0.0, 0.0) if compute is on_cpu else (1.0, 0.1)
     total = len(atoms) * per_atom
     assert_close(found.energy[system], expected.energy, 0, dtype, floor=total)
-    assert_close(found.forces[own], expected.forces, 1, dtype, floor=of_force)
+    if compute is on_cpu:
+        assert_close(found.forces[own], expected.forces, 1)
+    else:
+        assert_within(found.forces[own], expected.forces, LEFT_OUT, floor=of_force)
     assert_close(found.virial[system], expected.virial, 1, dtype, floor=total)
     if found.atom_energies is not None:
         of_atoms = found.atom_energies[own]
@@ -82,6 +91,19 @@ def test_molecules_and_crystals_agree_in_one_batch(compute, functional):
     for k, atoms in enumerate(named.values()):
         check(compute, found, atoms, functional, slice(first, first + len(atoms)), k)
         first += len(atoms)
+
+
+@pytest.mark.parametrize("compute", LIBRARIES)
+@pytest.mark.parametrize("name", ["CH3CH2OH", "Si crystal", "graphene"])
+def test_other_geometries_agree(compute, name):
+    """Some of them have weights just above and below those that a library leaves out."""
+    every = [structures()[name] for _ in range(8)]
+    for seed, atoms in enumerate(every):
+        atoms.rattle(0.03, seed=seed)
+    found = compute(batch_of(*every), "pbe")
+    for k, atoms in enumerate(every):
+        own = slice(k * len(atoms), (k + 1) * len(atoms))
+        check(compute, found, atoms, "pbe", own, k)
 
 
 @pytest.mark.parametrize("compute", LIBRARIES)
