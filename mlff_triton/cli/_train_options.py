@@ -131,6 +131,10 @@ ChargeWeight = Annotated[
 DipoleWeight = Annotated[
     float, typer.Option(help="Weight of dipoles, 1 / (e Å).", rich_help_panel=LOSS)
 ]
+RelativeWeight = Annotated[
+    float,
+    typer.Option(help="Weight of energies relative to their series, 1 / eV.", rich_help_panel=LOSS),
+]
 Epochs = Annotated[int, typer.Option(help="Epochs.", rich_help_panel=MOTION)]
 BatchOption = Annotated[int, typer.Option(help="Structures per step.", rich_help_panel=MOTION)]
 Lr = Annotated[

@@ -18,7 +18,8 @@ from mlff_triton.training.labels import Labels
 
 NPZ, HDF5 = (".npz",), (".h5", ".hdf5")
 OF_ATOMS = {"numbers", "positions", "forces", "charges"}
-OF_FRAMES = {"energy", "stress", "charge", "group", "split", "weight", "dipole", "cell", "pbc"}
+OF_FRAMES = {"energy", "stress", "charge", "dipole", "cell", "pbc"}
+OF_FRAMES |= {"group", "split", "series", "weight"}
 LAYOUTS = "[C, N, 3] for C structures of the same size, or [N, 3] with the numbers n_atoms [C]"
 
 

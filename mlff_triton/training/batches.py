@@ -18,7 +18,7 @@ from mlff_triton.training.padding import fill_batch, pad_graph
 LISTED = ("row_ptr", "senders", "shifts", "reverse")  # tensors of a neighbor list
 PER_STRUCTURE = (
     *("energy", "q", "cell", "virial", "virial_mask", "weight"),
-    *("charges_mask", "dipole", "dipole_mask"),
+    *("charges_mask", "dipole", "dipole_mask", "series"),
 )
 SIGMAS = 4  # standard deviations of the size of batches that a padded size covers
 CPU = torch.device("cpu")
@@ -30,7 +30,8 @@ Batch = dict[str, Tensor]
 The keys are those of `pad_batch` with the masks; ``energy`` in eV, ``forces`` in eV/Å, ``virial``
 [B, 3, 3] in eV with ``virial_mask`` where it is known, ``cell`` in Å, ``weight`` in the loss; and
 those of `LISTED`. If partial charges or dipoles of any structure are known, also ``charges`` and
-``dipole`` in e Å, with ``charges_mask`` and ``dipole_mask`` [B] where they are.
+``dipole`` in e Å, with ``charges_mask`` and ``dipole_mask`` [B] where they are. In batches of
+series, ``series`` [B] counts the structures between each one and the first of its series.
 """
 
 
@@ -158,7 +159,7 @@ class GraphData:
             yield chosen[first:last]
             first, before = last, int(total[last - 1])
 
-    def batch(self, chosen: Tensor, size: Size | None = None) -> Batch:
+    def batch(self, chosen: Tensor, size: Size | None = None, units: Tensor | None = None) -> Batch:
         """Take some structures, with their atoms and edges renumbered.
 
         Parameters
@@ -168,6 +169,8 @@ class GraphData:
         size : Size, optional
             Size to which the batch is padded, or to the first one of its series that is large
             enough. Without it, there is no filler.
+        units : int64 [B], optional
+            Numbers of their series, each of which is in one piece.
 
         Returns
         -------
@@ -180,6 +183,7 @@ class GraphData:
         while not own.fits(padded):
             padded = padded.grown()
         here = self._starts[0].device
+        series = {} if units is None else {"series": since_first(units).to(here)}
         if here.type == "cuda":
             chosen = chosen.pin_memory().to(here, non_blocking=True)
         atoms, system, graph = take(self._graph, *self._starts, chosen, own)
@@ -187,6 +191,7 @@ class GraphData:
             "batch": system,
             **{name: t.index_select(0, atoms) for name, t in self._of_atoms.items()},
             **{name: t.index_select(0, chosen) for name, t in self._of_structures.items()},
+            **series,
         }
         size_of = padded.atoms, padded.structures
         batch = fill_batch(batch, len(chosen), *size_of, per_molecule=PER_STRUCTURE)
@@ -210,20 +215,57 @@ class GraphData:
         self._graph = self._graph.map(lambda tensor: _moved(tensor, device))
 
 
-def shuffled(chosen: Tensor, size: int, seed: int, start: int) -> Iterator[Tensor]:
+def units_of(frames: Frames, chosen: Tensor, most: int) -> Tensor:
+    """Return the number of the series of each chosen structure, int64 [n].
+
+    Structures without one have a number of their own. Series of more than ``most`` of the chosen
+    are cut into several.
+    """
+    unit = torch.from_numpy(frames.unit)[chosen]
+    order, start = _members(unit)
+    place = torch.empty_like(unit)
+    place[order] = torch.arange(len(unit)) - start[unit[order]]
+    piece = place // most
+    number: Tensor = torch.unique(unit * (1 + piece.max()) + piece, return_inverse=True)[1]
+    return number
+
+
+def shuffled(
+    chosen: Tensor, size: int, seed: int, start: int, units: Tensor | None = None
+) -> Iterator[Tensor]:
     """Yield shuffled batches without end, from batch ``start`` on.
 
     Batch ``k`` depends on the seed and on ``k`` alone. Structures that do not fill a batch at the
     end of an epoch wait for the next one.
+
+    Parameters
+    ----------
+    chosen : int64 [n]
+        Indices of structures.
+    size : int
+        Structures per batch. There are fewer where the next series does not fit.
+    seed : int
+        Seed of the order.
+    start : int
+        Number of the first batch.
+    units : int64 [n], optional
+        Numbers of their series, from 0 on, which stay in one piece.
     """
     size = min(size, len(chosen))
     per_epoch = len(chosen) // size
+    order, first_of = _members(torch.arange(len(chosen)) if units is None else units)
     while True:
         epoch, first = divmod(start, per_epoch)
         generator = torch.Generator().manual_seed(seed + epoch)
-        order = chosen[torch.randperm(len(chosen), generator=generator)]
-        for k in range(first, per_epoch):
-            yield order[k * size : (k + 1) * size]
+        drawn = torch.randperm(len(first_of) - 1, generator=generator)
+        structures = chosen[order[ragged_range(first_of, drawn)[0]]]
+        ends = _lengths(first_of, drawn).cumsum(0)
+        done = 0
+        for k in range(per_epoch):
+            last = int(ends[torch.searchsorted(ends, done + size, right=True) - 1])
+            if k >= first:
+                yield structures[done:last]
+            done = last
         start = (epoch + 1) * per_epoch
 
 
@@ -289,6 +331,20 @@ def ragged_range(start: Tensor, rows: Tensor, total: int | None = None) -> tuple
     )
     offset = start[rows] - _starts(start, rows)
     return torch.arange(len(owner), device=rows.device) + offset.index_select(0, owner), owner
+
+
+def _members(unit: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the order that sorts by units [n], and the first member [U + 1] of each of them."""
+    count = torch.bincount(unit)
+    return unit.argsort(stable=True), torch.cat([count.new_zeros(1), count.cumsum(0)])
+
+
+def since_first(units: Tensor) -> Tensor:
+    """Return the number of rows between each one and the first with its unit."""
+    rows = torch.arange(len(units))
+    begins = torch.ones_like(units, dtype=torch.bool)
+    begins[1:] = units[1:] != units[:-1]
+    return rows - torch.where(begins, rows, 0).cummax(0).values
 
 
 def _starts(start: Tensor, rows: Tensor) -> Tensor:

@@ -81,6 +81,7 @@ def checked_frame(name: str, found: Mapping[str, Any], labels: Labels) -> Frame:
         weight=weight,
         charges=_charges(found.get("charges"), n, charge),
         dipole=_dipole(found.get("dipole"), bool(pbc.any()), labels.dipole),
+        series=one_line(found.get("series", "")),
     )
 
 

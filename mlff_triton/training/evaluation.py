@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from mlff_triton.model.config import SYMBOLS
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.training.batches import Batch, GraphData
 from mlff_triton.training.frames import Array, Frames
-from mlff_triton.training.loss import BatchErrors, Loss, errors_of
+from mlff_triton.training.loss import RELATIVE, BatchErrors, Loss, errors_of
 
 BYTES = 500  # that a batch takes per edge and channel
 SHARE = 8  # of the memory of a GPU that a batch may take
@@ -71,6 +71,22 @@ class Errors:
         """Lengths of the errors of the dipoles that are known, float64 [K]."""
         lengths = np.linalg.norm(self.dipole, axis=1)
         return np.asarray(lengths[np.isfinite(lengths)])
+
+    @property
+    def relative(self) -> Array:
+        """Errors in eV of energies relative to the mean of their series, float64 [S].
+
+        They are those of the structures in `in_series`.
+        """
+        unit = self.frames.unit
+        means = np.bincount(unit, self.energy) / np.bincount(unit)
+        return np.asarray((self.energy - means[unit])[self.in_series])
+
+    @property
+    def in_series(self) -> Array:
+        """True for structures with others of their series, bool [C]."""
+        unit = self.frames.unit
+        return np.asarray(np.bincount(unit)[unit] > 1)
 
     def by_element(self) -> dict[str, tuple[Array, Array]]:
         """Return errors of forces [n, 3] and known charges [k] by the symbols of the elements."""
@@ -134,8 +150,16 @@ def evaluate(
     stress = np.divide(virial, volume, out=np.full_like(virial, np.nan), where=known)
     charges = np.where(frames.has_charges[frames.owner], charges, np.nan)
     dipole = np.where(frames.has_dipole[:, None], dipole, np.nan)
-    value = 0.0 if loss is None else float(loss.total(torch.stack(sums).sum(0)))
-    return Errors(frames, energy, forces, stress, charges, dipole, value)
+    found = Errors(frames, energy, forces, stress, charges, dipole, 0.0)
+    return found if loss is None else replace(found, loss=_total(loss, sums, found))
+
+
+def _total(loss: Loss, sums: list[Tensor], errors: Errors) -> float:
+    """Return the loss of batches, and of series of which a batch may have a part only."""
+    total = torch.stack(sums).sum(0).cpu()
+    weight = errors.frames.weight[errors.in_series]
+    total[:, RELATIVE] += loss.relative_sums(*map(torch.from_numpy, (errors.relative, weight)))
+    return float(loss.total(total))
 
 
 def batches_of(

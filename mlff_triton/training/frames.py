@@ -36,6 +36,7 @@ class Frame(NamedTuple):
     weight: float = 1.0
     charges: Array | None = None
     dipole: Array | None = None
+    series: str = ""
 
 
 OF_ATOMS = ("numbers", "positions", "forces", "charges")
@@ -70,6 +71,8 @@ class Frames:
         Partial charges in elementary charges; NaN for all atoms of a structure where unknown.
     dipole : float64 [C, 3]
         Dipoles about the origin in e Å; NaN where unknown.
+    series : str [C]
+        Names of the series whose energies are compared with each other, or nothing.
 
     Examples
     --------
@@ -97,6 +100,7 @@ class Frames:
     weight: Array
     charges: Array
     dipole: Array
+    series: Array
 
     def __len__(self) -> int:
         return len(self.energy)
@@ -128,6 +132,7 @@ class Frames:
             weight=np.array(columns.weight, dtype=np.float64),
             charges=np.concatenate(charges),
             dipole=np.array(dipoles, dtype=np.float64),
+            series=np.array(columns.series, dtype=object),
         )
 
     @classmethod
@@ -174,6 +179,19 @@ class Frames:
         """True for structures with a dipole, bool [C]."""
         return np.asarray(np.isfinite(self.dipole).all(axis=1))
 
+    @property
+    def unit(self) -> Array:
+        """Number of the series of each structure, or of itself alone, int64 [C].
+
+        They are in the order of the first structures, from 0 on.
+        """
+        alone = np.flatnonzero(self.series == "")
+        _, number = np.unique(self.series.astype(str), return_inverse=True)
+        number = number.astype(np.int64)
+        number[alone] = len(self) + alone
+        _, first, found = np.unique(number, return_index=True, return_inverse=True)
+        return np.asarray(np.argsort(np.argsort(first))[found])
+
     def counts(self, elements: Sequence[int]) -> Array:
         """Return the number of atoms of each element in each structure, int64 [C, elements]."""
         owner = self.owner
@@ -204,6 +222,8 @@ class Frames:
             if field.name == "name":  # files may be moved
                 continue
             array = getattr(self, field.name)
+            if field.name == "series" and not array.any():
+                continue
             text = "\0".join(map(str, array)).encode() if array.dtype == object else array.tobytes()
             digest.update(text)
         return digest.hexdigest()[:16]

@@ -20,6 +20,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "group": ("group", "config_type"),
     "split": ("split",),
     "weight": ("weight", "config_weight"),
+    "series": ("series",),
     "numbers": ("numbers", "atomic_numbers", "nuclear_charges", "z"),
     "positions": ("positions", "coordinates", "coords", "R"),
     "cell": ("cell", "lattice"),

@@ -16,8 +16,8 @@ class LogRow:
     """One line of ``log.csv``: the averaged weights after an epoch, in the validation set.
 
     Epoch 0 is the model before training. Errors are mean absolute errors: of energies per atom, of
-    components of forces, of stresses, of partial charges, and of the lengths of errors of dipoles.
-    The last three are empty if none is known.
+    components of forces, of stresses, of partial charges, of the lengths of errors of dipoles, and
+    of energies relative to the mean of a series. The last four are empty if none is known.
     """
 
     epoch: int
@@ -30,6 +30,7 @@ class LogRow:
     valid_stress_GPa: float  # noqa: N815
     valid_charge_e: float = math.nan
     valid_dipole_e_A: float = math.nan  # noqa: N815
+    valid_relative_meV: float = math.nan  # noqa: N815
 
     @classmethod
     def of(cls, epoch: int, step: int, rate: float, train_loss: float, errors: Errors) -> LogRow:
@@ -45,6 +46,7 @@ class LogRow:
             EV_PER_A3_TO_GPA * mae(errors.known_stress),
             mae(errors.known_charges),
             mae(errors.known_dipoles),
+            1000 * mae(errors.relative),
         )
 
     def text(self) -> str:
@@ -55,6 +57,7 @@ class LogRow:
             "GPa": self.valid_stress_GPa,
             "e": self.valid_charge_e,
             "e Å": self.valid_dipole_e_A,
+            "meV in series": self.valid_relative_meV,
         }
         known = [f"{value:.3g} {unit}" for unit, value in parts.items() if value == value]
         return ", ".join(known)

@@ -21,6 +21,7 @@ Add = Callable[[Sequence[Tensor]], None]
 
 PENALTIES = ("huber", "mae", "mse")
 HUBER = 0.01  # eV per atom or eV/Å, below which the Huber loss is quadratic
+RELATIVE = 3  # column of relative energies in sums of penalties
 TINY = 1e-12  # squared length of an error that has no direction
 
 
@@ -101,17 +102,19 @@ class Loss:
     """Weighted sum of penalties on errors of energies, forces, virials, charges and dipoles.
 
     Energies count per atom, forces and dipoles by the lengths of their errors, partial charges by
-    the atom, and virials per atom by their root mean squares over the nine components. Each is
-    averaged over the batch, with the weights of the structures.
+    the atom, and virials per atom by their root mean squares over the nine components. Energies
+    relative to the mean of a series count as they are, not per atom. Each is averaged over the
+    batch, with the weights of the structures.
 
     Attributes
     ----------
     penalty : {"huber", "mae", "mse"}
         Penalty on an error: its size above 0.01 and quadratic below, its size, or its square.
-    energy, forces, stress, charge, dipole : float
+    energy, forces, stress, charge, dipole, relative : float
         Weights of the energy in 1 / (eV per atom), of forces in 1 / (eV/Å), of the virial in
-        1 / (eV per atom), of partial charges in 1 / e, and of dipoles in 1 / (e Å). The last two
-        are without effect for models without partial charges.
+        1 / (eV per atom), of partial charges in 1 / e, of dipoles in 1 / (e Å), and of relative
+        energies in 1 / eV. Those of charges and dipoles are without effect for models without
+        partial charges, the last one without series.
 
     Raises
     ------
@@ -125,6 +128,7 @@ class Loss:
     stress: float = 1.0
     charge: float = 1.0
     dipole: float = 1.0
+    relative: float = 1.0
 
     def __post_init__(self) -> None:
         if self.penalty not in PENALTIES:
@@ -159,9 +163,9 @@ class Loss:
 
         Returns
         -------
-        float64 [2, 3] or [2, 5]
-            Penalties with their weights, and the weights: of energies, forces and virials, and of
-            partial charges and dipoles.
+        float64 [2, 4] or [2, 6]
+            Penalties with their weights, and the weights: of energies, forces, virials and relative
+            energies, and of partial charges and dipoles.
         """
         counts = errors.n_atoms
         weight = batch["weight"] * batch["molecule_mask"]
@@ -172,6 +176,7 @@ class Loss:
             ((errors.energy / counts).abs(), weight),
             (errors.forces.double().square().sum(1).add(TINY).sqrt(), atom_weight),
             (virial, virial_weight),
+            _deviations(errors.energy, batch, weight),
         ]
         if errors.charges is not None and errors.dipole is not None:
             charge_weight = atom_weight * batch["charges_mask"][batch["batch"]]
@@ -180,6 +185,18 @@ class Loss:
             parts.append((moment, weight * batch["dipole_mask"]))
         penalties = [(self._penalty(sizes) * weights).sum() for sizes, weights in parts]
         return torch.stack([*penalties, *(weights.sum() for _, weights in parts)]).view(2, -1)
+
+    def relative_sums(self, deviations: Tensor, weight: Tensor) -> Tensor:
+        """Return the part of `sums` that is due to relative energies of whole series, [2].
+
+        Parameters
+        ----------
+        deviations : float64 [S]
+            Errors of energies relative to the mean error of their series, in eV.
+        weight : float64 [S]
+            Weights of the structures.
+        """
+        return torch.stack([(self._penalty(deviations.abs()) * weight).sum(), weight.sum()])
 
     def total(self, sums: Tensor) -> Tensor:
         """Return the loss of all batches whose sums were added up."""
@@ -190,7 +207,7 @@ class Loss:
 
     @property
     def _weights(self) -> tuple[float, ...]:
-        return self.energy, self.forces, self.stress, self.charge, self.dipole
+        return self.energy, self.forces, self.stress, self.relative, self.charge, self.dipole
 
     def _penalty(self, sizes: Tensor) -> Tensor:
         if self.penalty == "mse":
@@ -199,3 +216,13 @@ class Loss:
             return sizes
         zeros = torch.zeros_like(sizes)
         return nn.functional.smooth_l1_loss(sizes, zeros, beta=HUBER, reduction="none")
+
+
+def _deviations(energy: Tensor, batch: Batch, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return deviations of errors [B] from the means of their series, and weights, 0 if alone."""
+    if "series" not in batch:
+        return torch.zeros_like(energy), torch.zeros_like(weight)
+    first = torch.arange(len(energy), device=energy.device) - batch["series"]
+    same = (first[:, None] == first).double()  # a product adds up in the same order every time
+    count = same.sum(1)
+    return (energy - same @ energy / count).abs(), weight * (count > 1)

@@ -24,6 +24,7 @@ from mlff_triton._common.devices import made_current
 from mlff_triton._common.spawned import Spawned
 from mlff_triton._common.text import first_line
 from mlff_triton.errors import BackendError, InputError
+from mlff_triton.training.batches import since_first
 
 LONGEST_WAIT = timedelta(minutes=30)  # for processes that read the same files
 TIME_FOR_LAST_WORDS = 2.0  # s, of a process that ended early
@@ -49,9 +50,15 @@ class Ranks:
         """True for the first of the processes."""
         return self.rank == 0
 
-    def share(self, chosen: Tensor) -> Tensor:
-        """Return what this process takes of the structures of a batch."""
-        return chosen[self.rank :: self.count]
+    def share(self, chosen: Tensor, units: Tensor | None = None) -> Tensor:
+        """Return what this process takes of the structures of a batch.
+
+        Those with the same number in ``units`` [n], which are in one piece, stay together.
+        """
+        if units is None or self.count == 1:
+            return chosen[self.rank :: self.count]
+        first = torch.arange(len(chosen)) - since_first(units)
+        return chosen[first * self.count // len(chosen) == self.rank]
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors of one device by their sums over all processes.

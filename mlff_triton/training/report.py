@@ -19,7 +19,7 @@ Row = tuple[str, ...]
 
 SPLITS: Row = (
     *("part", "structures", "energy MAE, meV/atom", "energy RMSE", "force MAE, meV/Å"),
-    *("force RMSE", "stress MAE, GPa", "charge MAE, e", "dipole MAE, e Å"),
+    *("force RMSE", "stress MAE, GPa", "charge MAE, e", "dipole MAE, e Å", "relative MAE, meV"),
 )
 ELEMENTS: Row = ("element", "atoms", "force MAE, meV/Å", "force RMSE", "charge MAE, e")
 DECILES: Row = ("group", "atoms", "predicted error, meV/Å", "error, meV/Å")
@@ -37,6 +37,7 @@ def split_rows(errors: Mapping[str, Errors]) -> list[Row]:
             _number(EV_PER_A3_TO_GPA * mae(found.known_stress)),
             _number(mae(found.known_charges)),
             _number(mae(found.known_dipoles)),
+            _milli(mae(found.relative)),
         )
         for name, found in errors.items()
     ]
@@ -76,7 +77,8 @@ def report(errors: Mapping[str, Errors], facts: Sequence[str], judgement: Judgem
             *(f"- {fact}" for fact in facts),
             "",
             "Errors of forces and stresses are those of components. Energies are per atom.",
-            "Errors of dipoles are the lengths of vectors.",
+            "Errors of dipoles are the lengths of vectors. Relative energies are those of whole",
+            "structures, relative to the mean of their series.",
             "",
             *_table(SPLITS, split_rows(errors)),
             f"## Elements, {last}",

@@ -34,7 +34,8 @@ def split_frames(
     frames : Frames
         All structures.
     kind : {"random", "group", "given"}
-        ``random`` draws structures, ``group`` draws whole groups, ``given`` follows the file.
+        ``random`` draws structures and whole series, ``group`` draws whole groups, ``given``
+        follows the file.
     valid, test : float or int
         Sizes: fractions below 1, or numbers of structures. Whole groups are drawn until the size is
         reached. ``given`` ignores them.
@@ -75,7 +76,7 @@ def _given(frames: Frames) -> Split:
 
 def _drawn(frames: Frames, wanted: list[int], *, by_group: bool, seed: int) -> Split:
     """Draw structures or groups for validation, then for the test, and leave the others."""
-    labels = frames.group.astype(str) if by_group else np.arange(len(frames))
+    labels = frames.group.astype(str) if by_group else frames.unit
     units, members = np.unique(labels, return_inverse=True)
     if by_group and len(units) < 2 + (wanted[1] > 0):
         raise InputError(f"--split group needs more groups than {len(units)}: use --split random")

@@ -82,7 +82,7 @@ def _is_regular(table: Table) -> bool:
     arrays = table.arrays
     if not arrays.keys() >= REQUIRED or not (np.diff(table.start) > 0).all():
         return False
-    texts = [arrays[label] for label in ("group", "split") if label in arrays]
+    texts = [arrays[label] for label in ("group", "split", "series") if label in arrays]
     return all(text.ndim == 1 for text in texts) and all(
         arrays[label].dtype.kind in "biuf" and arrays[label].shape[1:] in shapes
         for label, shapes in SHAPES.items()
@@ -121,6 +121,7 @@ def _frames(table: Table, labels: Labels, names: Sequence[str]) -> Frames:
             weight=numbers("weight", 1),
             charges=numbers("charges", np.nan, like=atomic),
             dipole=_dipoles(arrays.get("dipole"), pbc) * labels.dipole,
+            series=_texts(arrays, "series", count),
         )
     unnamed = np.flatnonzero(frames.group == "")
     frames.group[unnamed] = _formulas(frames, unnamed)

@@ -16,7 +16,7 @@ from torch import Tensor
 from mlff_triton.errors import InputError
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.training.averaging import WeightAverage
-from mlff_triton.training.batches import GraphData, shuffled
+from mlff_triton.training.batches import Batch, GraphData, Size, shuffled, units_of
 from mlff_triton.training.evaluation import evaluate
 from mlff_triton.training.log import LogRow
 from mlff_triton.training.ranks import ALONE, Ranks
@@ -79,6 +79,7 @@ class Trainer:
             )
         self.steps_per_epoch = len(train) // self._batch
         self.steps = settings.epochs * self.steps_per_epoch
+        self._units, self._largest = self._series()
         self._average = WeightAverage(model, settings.decay)
         self._best = self._averaged_weights()
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=model.std.device)
@@ -150,15 +151,18 @@ class Trainer:
             combine=self.ranks.add,
         )
         count = -(-self._batch // self.ranks.count)
+        if self.ranks.count > 1:
+            count += self._largest - 1  # of a series that begins with the last of a share
         size = self.data.size(count) if take_step.captures else None
         saved_at, is_saved = time.monotonic(), True
-        for chosen in shuffled(self.train, settings.batch, settings.seed, self.step):
+        units = None if self._units is None else self._units[self.train]
+        for chosen in shuffled(self.train, settings.batch, settings.seed, self.step, units):
             if self.ranks.agreed(self.is_done or stop()):
                 break
             for group in self._optimizer.param_groups:
                 group["lr"] = self._rate(self.step)
             self._average.prepare(self.step)
-            self._loss_sum += take_step(self.data.batch(self.ranks.share(chosen), size))
+            self._loss_sum += take_step(self._share(chosen, size))
             self.step += 1
             is_saved = self.step % self.steps_per_epoch == 0
             if is_saved:
@@ -196,6 +200,29 @@ class Trainer:
         self._optimizer.load_state_dict(state["optimizer"])
         for group in self._optimizer.param_groups:  # of a GPU, if it was saved there
             group["capturable"], group["fused"] = False, self.model.std.is_cuda
+
+    def _series(self) -> tuple[Tensor | None, int]:
+        """Return the number of the series of each structure [C], and the size of the largest.
+
+        There are no numbers if every structure is alone. Each process gets some of every batch, as
+        long as no series is larger than a share of what a batch has at least.
+        """
+        count = self.ranks.count
+        most = self._batch if count == 1 else max(1, (self._batch + 1) // (count + 1))
+        units = units_of(self.data.frames, self.train, most)
+        largest = int(torch.bincount(units).max())
+        if largest == 1 or not self.settings.loss.relative:
+            return None, 1
+        of_all = torch.full((len(self.data.frames),), -1)
+        of_all[self.train] = units
+        return of_all, largest
+
+    def _share(self, chosen: Tensor, size: Size | None) -> Batch:
+        """Return what this process takes of a batch."""
+        if self._units is None:
+            return self.data.batch(self.ranks.share(chosen), size)
+        own = self.ranks.share(chosen, self._units[chosen])
+        return self.data.batch(own, size, self._units[own])
 
     def _rate(self, step: int) -> float:
         warm_up = self.settings.warm_up_of(self.steps)
