@@ -188,6 +188,24 @@ def test_teachers_move_samples_down(stand_in, small, training_modules):
     assert np.linalg.norm(x[1] - x[0], axis=1).max() < 3 * teacher.LONGEST_MOVE
 
 
+def test_molecules_are_moved_apart(small, training_modules):
+    separation, geometry = training_modules("separation"), training_modules("geometry")
+    water = next(s for s in small if s.name == "water")
+    rng = np.random.default_rng(0)
+    three = geometry.attach(rng, geometry.attach(rng, water, water, 1.0), water, 1.0)
+    far = separation.separated(three).positions
+    for k in range(3):
+        own = slice(3 * k, 3 * k + 3)
+        shift = far[own] - three.positions[own]
+        np.testing.assert_allclose(shift, [[separation.FAR * k, 0, 0]] * 3, atol=1e-12)
+    assert separation.separated(water) is None
+    assert separation.separated(replace(three, charge=1)) is None
+    crowd = three
+    for _ in range(2):
+        crowd = geometry.attach(rng, crowd, water, 1.0)
+    assert separation.separated(crowd) is None
+
+
 def test_vibrations_are_thermal(small, training_modules):
     recipes = training_modules("recipes")
     water, rng = next(s for s in small if s.name == "water"), np.random.default_rng(0)
@@ -242,6 +260,8 @@ def test_labels_are_read_and_trained_on(stand_in, small, tmp_path, training_modu
     small = [replace(s, split=splits[k % 4]) for k, s in enumerate(small)]
     small = [s for s in small if len(s.numbers) < 7]
     module.load_structures = lambda _: small
+    module.MAX_INTERACTION = np.inf  # springs bind also molecules that are far
+    training_modules("separation").FAR = 14.0  # Å, for which their energy is not yet absurd
     module.run(arguments)
     files = sorted((tmp_path / "data").glob("*.h5"))
     assert [path.stem for path in files] == ["charged-0000", "neutral-0000", "neutral-pairs"]
@@ -251,6 +271,16 @@ def test_labels_are_read_and_trained_on(stand_in, small, tmp_path, training_modu
     assert 17 not in charged.numbers  # the networks disagree
     assert set(neutral.split) == set(splits)
     assert any(group.endswith("compressed") for group in neutral.group)
+    names, counts = np.unique(neutral.series[neutral.series != ""].astype(str), return_counts=True)
+    assert len(names) > 5
+    assert set(counts) == {2}
+    for name in names:
+        near, far = (neutral.select(k) for k in np.flatnonzero(neutral.series == name)[:, None])
+        assert far.group[0].endswith("separated")
+        np.testing.assert_array_equal(near.numbers, far.numbers)
+        assert np.linalg.norm(far.positions, axis=1).max() > 4
+        assert far.energy > near.energy
+    assert not charged.series.any()
     with h5py.File(files[2]) as file:
         pairs, ends, forces = (file[name][:] for name in ("numbers", "positions", "forces"))
     assert 17 in pairs  # whatever the networks think
@@ -282,6 +312,7 @@ def test_batches_do_not_change_labels(change, stand_in, small, tmp_path, trainin
         found.append(read_frames([str(path) for path in paths], Labels(with_charges=True)))
     one, other = found
     assert len(one) == len(other) > 150
+    assert not one.series.any()  # springs bind too much
     keys = [np.lexsort((frames.energy, frames.n_atoms, frames.group)) for frames in found]
     for name in ("energy", "charge", "weight", "n_atoms", "split"):
         values = (getattr(frames, name)[key] for frames, key in zip(found, keys, strict=True))

@@ -32,6 +32,7 @@ from label_data import (
     good_rows,
     inputs_of,
     save,
+    separated_rows,
     source_of,
 )
 from recipes import COLD, HOT, Partners, Sample, outside_wall, samples
@@ -167,7 +168,7 @@ def labeled(
             continue
         good = good_rows(teacher, chosen, args.device)
         dropped += len(chosen) - len(good)
-        rows += good
+        rows += [*good.values(), *separated_rows(teacher, chosen, good, args.device)]
         print(f"{len(rows)} structures, {dropped} dropped", flush=True)
     return gathered(rows), dropped
 

@@ -32,6 +32,7 @@ from conformers import load_structures
 from geometry import Structure, centered
 from numpy.typing import NDArray
 from recipes import ATOM_PAIR, Partners, Sample, atom_pairs, samples
+from separation import separated
 from teacher import Labels, Teacher, descended, label_inside, load_teacher
 from wall import wall_radius
 
@@ -43,6 +44,7 @@ LARGEST_BATCH = 4096
 MAX_FORCE, MAX_PAIR_FORCE = 200.0, 300.0  # eV/Å, in molecules and between two atoms
 MAX_ENERGY_SPREAD = 0.03  # eV per atom
 MAX_SPREAD, HALF_SPREAD = 0.1, 0.05  # relative to the largest force; the second halves the weight
+MAX_INTERACTION = 1.0  # eV; what binds more is not made of molecules
 SMALL_FORCE = 2.0  # eV/Å, added to the largest force, so that relaxed structures are kept
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 EXIT_INTERRUPTED = 130  # the exit code of shells after Ctrl-C
@@ -95,11 +97,13 @@ def labeled(teacher: Teacher, made: Iterable[Sample], device: str) -> tuple[Arra
     """
     classes: dict[tuple[int, ...], list[Sample]] = defaultdict(list)
     for sample in made:
-        made_of_two = sample.structure.group == ATOM_PAIR
+        is_pair = sample.structure.group == ATOM_PAIR
         n = -(-len(sample.structure.numbers) // ROOM) * ROOM
-        classes[n, bool(sample.pair), bool(sample.steps), made_of_two].append(sample)
+        classes[n, bool(sample.pair), bool(sample.steps), is_pair].append(sample)
     rows, dropped = [], 0
-    for (n, _, moves, _), chosen in sorted(classes.items(), key=lambda item: item[0]):
+    for (n, has_wall, moves, made_of_two), chosen in sorted(
+        classes.items(), key=lambda item: item[0]
+    ):
         size = batch_size(n)
         chosen.sort(key=lambda sample: sample.steps)  # as batches take the steps of their last
         for first in range(0, len(chosen), size):
@@ -108,7 +112,9 @@ def labeled(teacher: Teacher, made: Iterable[Sample], device: str) -> tuple[Arra
                 batch = moved_down(teacher, batch, device)
             good = good_rows(teacher, batch, device)
             dropped += len(batch) - len(good)
-            rows += good
+            rows += good.values()
+            if not made_of_two and not has_wall:
+                rows += separated_rows(teacher, batch, good, device)
     return gathered(rows), dropped
 
 
@@ -117,13 +123,38 @@ def batch_size(n: int) -> int:
     return min(LARGEST_BATCH, max(1, PAIRS // n**2))
 
 
-def good_rows(teacher: Teacher, batch: list[Sample], device: str) -> list[Arrays]:
-    """Label a batch, of pairs of atoms or of others, and return the rows with good labels."""
+def good_rows(teacher: Teacher, batch: list[Sample], device: str) -> dict[int, Arrays]:
+    """Label a batch, of pairs of atoms or of others, and return the rows with good labels.
+
+    The keys are their places in the batch.
+    """
     found = label_batch(teacher, batch, device)
     spread = relative_spread(found)
     made_of_two = batch[0].structure.group == ATOM_PAIR
     kept = is_wall(found) if made_of_two else is_good(found, spread, batch)
-    return [row(batch[k], found, spread, k) for k in kept.nonzero()[:, 0].tolist()]
+    return {k: row(batch[k], found, spread, k) for k in kept.nonzero()[:, 0].tolist()}
+
+
+def separated_rows(
+    teacher: Teacher, batch: list[Sample], good: dict[int, Arrays], device: str
+) -> list[Arrays]:
+    """Label the clusters among good samples again, with their molecules far from each other.
+
+    Both rows get one name in ``series``, by which a training compares their energies.
+    """
+    apart = {k: separated(batch[k].structure) for k in good}
+    places = [k for k, structure in apart.items() if structure is not None]
+    if not places:
+        return []
+    moved = [replace(batch[k], structure=apart[k], recipe="separated") for k in places]
+    rows = []
+    for at, found in good_rows(teacher, moved, device).items():
+        near = good[places[at]]
+        if abs(near["energy"] - found["energy"]) <= MAX_INTERACTION:
+            name = hashlib.sha256(near["positions"].tobytes()).hexdigest()[:16]
+            near["series"] = found["series"] = np.array([name], dtype=object)
+            rows.append(found)
+    return rows
 
 
 def label_batch(teacher: Teacher, batch: list[Sample], device: str) -> Labels:
@@ -233,6 +264,7 @@ def common_row(
         "group": np.array([f"{group} {sample.recipe}"], dtype=object),
         "split": np.array([made.split], dtype=object),
         "weight": np.array([weight]),
+        "series": np.array([""], dtype=object),
     }
 
 
