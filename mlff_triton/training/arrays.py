@@ -34,10 +34,13 @@ class Table:
     arrays : dict of arrays
         Labels by the names in `NAMES`: those in `OF_ATOMS` have a row per atom, all others have one
         per structure.
+    found : frozenset of str
+        Labels that the file itself has; others in ``arrays`` are defaults.
     """
 
     start: Array
     arrays: dict[str, Array]
+    found: frozenset[str]
 
     def __len__(self) -> int:
         return len(self.start) - 1
@@ -114,7 +117,7 @@ def _table_of(found: dict[str, Any], group: str) -> Table:
     arrays.setdefault("pbc", np.zeros((count, 3), dtype=bool))
     arrays.pop("n_atoms", None)
     arrays.setdefault("group", np.full(count, group, dtype=object))
-    return Table(start, arrays)
+    return Table(start, arrays, frozenset(found))
 
 
 def _starts(arrays: Mapping[str, Array]) -> Array:

@@ -37,6 +37,8 @@ from mlff_triton.training.trainer import Trainer
 from mlff_triton.training.uncertainty import forget_uncertainty, learn_and_judge
 
 REFERENCES = ("fit", "keep")
+OF_DIVISION = ("group", "split", "weight")
+"""Labels that files of one part need not have, although an option names them."""
 
 
 @dataclass(frozen=True)
@@ -215,8 +217,8 @@ def _load_base(name: str) -> TensorNet:
 def _read(data: Data, seed: int, say: Callable[[str], None]) -> tuple[Frames, _Parts]:
     """Read all files, and divide their structures."""
 
-    def read(files: Sequence[str], labels: Labels) -> Frames:
-        return read_frames(files, labels, skip_bad=data.skip_bad, say=say)
+    def read(files: Sequence[str], labels: Labels, may_lack: Sequence[str] = ()) -> Frames:
+        return read_frames(files, labels, skip_bad=data.skip_bad, may_lack=may_lack, say=say)
 
     whole = read(data.files, data.labels)
     given = (
@@ -224,7 +226,9 @@ def _read(data: Data, seed: int, say: Callable[[str], None]) -> tuple[Frames, _P
         ("test", data.test_file, data.labels),
         ("replay", data.replay, Labels(with_charges=data.labels.with_charges)),
     )
-    others = {name: read([file], labels) for name, file, labels in given if file is not None}
+    others = {
+        name: read([file], labels, OF_DIVISION) for name, file, labels in given if file is not None
+    }
     sizes = {"valid": data.valid, "test": data.test}
     valid, test = (0.0 if name in others else size for name, size in sizes.items())
     split = split_frames(whole, data.split, valid, test, seed)._asdict()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +18,8 @@ from mlff_triton.training.labels import Labels
 from mlff_triton.training.outliers import outliers
 from mlff_triton.training.tables import checked_table
 
-Checked = tuple[Frames | None, list[tuple[str, str]]]
-"""Structures, and names of those that are bad with the reasons."""
+Checked = tuple[Frames | None, list[tuple[str, str]], Collection[str]]
+"""Structures, names of those that are bad with the reasons, and the labels that were found."""
 
 
 def read_frames(
@@ -27,6 +27,7 @@ def read_frames(
     labels: Labels,
     *,
     skip_bad: bool = False,
+    may_lack: Collection[str] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> Frames:
     """Read and check labeled structures.
@@ -40,6 +41,8 @@ def read_frames(
         Names and units of the labels in all files.
     skip_bad : bool
         If True, leave out structures that cannot be trained on, and say why.
+    may_lack : collection of str
+        Labels that no structure needs to have although ``labels.keys`` names them.
     say : callable
         Called with a line about structures that are left out.
 
@@ -48,23 +51,28 @@ def read_frames(
     InputError
         If a file cannot be read, if it has no structures, or if a structure cannot be trained on
         and ``skip_bad`` is False: it lacks forces, a label is NaN, or its energy differs from
-        those of the others by more than is sane. The line names the first of them.
+        those of the others by more than is sane. The line names the first of them. Also if no
+        structure has a label of ``labels.keys``.
     """
     parts: list[Frames] = []
     bad: list[tuple[str, str]] = []
+    present: set[str] = set(may_lack)
     for file in files:
         path = path_of(file)
         if not path.is_file():
             raise InputError(f"there is no file {printable(file)!r} of structures")
         is_array = path.suffix.lower() in (*NPZ, *HDF5)
-        for found, reasons in (_checked_tables if is_array else _checked_frames)(path, labels):
+        read = _checked_tables if is_array else _checked_frames
+        for found, reasons, names in read(path, labels):
             parts += [] if found is None else [found]
             bad += reasons
+            present.update(names)
     total = sum(map(len, parts)) + len(bad)
     if not total:
         raise InputError(f"{printable(files[0])} contains no structures")
     if not skip_bad:
         _refuse(bad, total)
+    _check_present(files, labels, present)
     frames = Frames.join(parts) if parts else None
     far = {} if frames is None else outliers(frames)
     bad += [] if frames is None else [(frames.name[k], reason) for k, reason in far.items()]
@@ -84,7 +92,19 @@ def _refuse(bad: Sequence[tuple[str, str]], total: int) -> None:
     if bad:
         name, reason = bad[0]
         number = "" if len(bad) == 1 else f"; {len(bad)} of {total} structures are bad"
-        raise InputError(f"{printable(name)}: {reason}{number}. --skip-bad leaves them out")
+        remedy = "" if len(bad) == total else ". --skip-bad leaves them out"
+        raise InputError(f"{printable(name)}: {reason}{number}{remedy}")
+
+
+def _check_present(files: Sequence[str | Path], labels: Labels, present: Collection[str]) -> None:
+    """Raise an error if a label was given a name that no structure has."""
+    for label, name in labels.keys.items():
+        if label not in present:
+            where = printable(files[0]) + (" or the other files" if len(files) > 1 else "")
+            raise InputError(
+                f"--key {label}={printable(name)} names what no structure of {where} has: correct "
+                "the name, or leave the option out"
+            )
 
 
 def _checked_tables(path: Path, labels: Labels) -> Iterator[Checked]:
@@ -93,13 +113,14 @@ def _checked_tables(path: Path, labels: Labels) -> Iterator[Checked]:
     for table in array_tables(path, labels):
         names = [f"{path}, frame {k}" for k in range(first, first + len(table))]
         frames, bad = checked_table(table, labels, names)
-        yield frames, [(names[k], reason) for k, reason in bad.items()]
+        yield frames, [(names[k], reason) for k, reason in bad.items()], table.found
         first += len(table)
 
 
 def _checked_frames(path: Path, labels: Labels) -> Iterator[Checked]:
     """Yield all structures of a file that ASE reads."""
     frames, bad = [], []
+    present: set[str] = set()
     for k, found in enumerate(labeled_frames(path)):
         name = f"{path}, frame {k}"
         try:
@@ -107,7 +128,10 @@ def _checked_frames(path: Path, labels: Labels) -> Iterator[Checked]:
                 raise BadFrameError(found)
             numbers, positions, cell, pbc, values = found
             own = {"numbers": numbers, "positions": positions, "cell": cell, "pbc": pbc}
-            frames.append(checked_frame(name, {**labels.find(values), **own}, labels))
+            given = labels.find(values)
+            present.update(given)
+            chosen = {label: given[label] for label in labels.keys if label in given}
+            frames.append(checked_frame(name, {**given, **own, **chosen}, labels))
         except BadFrameError as error:
             bad.append((name, str(error)))
-    yield Frames.of(frames) if frames else None, bad
+    yield Frames.of(frames) if frames else None, bad, present

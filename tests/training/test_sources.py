@@ -238,6 +238,48 @@ def test_structures_are_joined_and_selected():
     check(joined.select(chosen), [(IMAGES + CELLS)[k] for k in chosen])
 
 
+OPTIONAL = ("stress", "charge", "group", "split", "weight", "charges", "dipole")
+
+
+@pytest.mark.parametrize("label", OPTIONAL)
+@pytest.mark.parametrize("as_arrays", [False, True])
+def test_names_that_no_structure_has_are_refused(label, as_arrays):
+    name = "data.npz" if as_arrays else write_xyz(IMAGES)
+    if as_arrays:
+        np.savez("data.npz", **arrays_of(IMAGES))
+    labels = Labels({label: "-typo"}, with_charges=True)
+    with pytest.raises(InputError, match=f"--key {label}=-typo names what no structure of {name}"):
+        read_frames([name], labels)
+    check(read_frames([name], labels, may_lack=[label]), IMAGES)
+
+
+def test_one_structure_with_a_named_label_is_enough():
+    images = labeled(3)
+    images[1].info["total"] = 1
+    write_xyz(images)
+    frames = read_frames(["data.xyz"], Labels({"charge": "total"}))
+    assert frames.charge.tolist() == [0, 1, 0]
+
+
+def test_named_positions_are_those_of_the_name():
+    images = labeled(3)
+    for atoms in images:
+        atoms.arrays["relaxed"] = atoms.positions + 1.0
+    write_xyz(images)
+    frames = read_frames(["data.xyz"], Labels({"positions": "relaxed"}))
+    expected = np.concatenate([atoms.positions + 1.0 for atoms in images])
+    assert np.allclose(frames.positions, expected, atol=1e-7)
+
+
+def test_no_advice_to_leave_out_everything():
+    images = labeled(3)
+    for atoms in images:
+        atoms.calc = None
+    write_xyz(images)
+    with pytest.raises(InputError, match=r"3 of 3 structures are bad$"):
+        read_frames(["data.xyz"], Labels())
+
+
 def test_files_without_any_good_structure():
     images = labeled(3)
     for atoms in images:
