@@ -32,7 +32,7 @@ from mlff_triton.training.references import fit_references, fit_scale
 from mlff_triton.training.report import parity_figure, report
 from mlff_triton.training.settings import Architecture, Data, Settings
 from mlff_triton.training.sources import read_frames
-from mlff_triton.training.splits import split_frames
+from mlff_triton.training.splits import count_repeated, split_frames
 from mlff_triton.training.trainer import Trainer
 from mlff_triton.training.uncertainty import forget_uncertainty, learn_and_judge
 
@@ -176,7 +176,10 @@ def _train(
     _check_known(model, frames)
     check_charged(model, frames, watch.say)
     recipe = _recipe(data, begin, settings, frames, parts, model)
-    facts = _facts(data, begin, parts, model)
+    repeated = _repeated(frames, parts)
+    for line in repeated:
+        watch.say(line)
+    facts = [*_facts(data, begin, parts, model), *repeated]
     graphs = GraphData(_weighted(frames, parts, data), model.cutoff, device)
     model = model.to(device).train()
     outputs = Outputs(out, recipe, "\n".join(facts), ranks)
@@ -320,6 +323,21 @@ def _errors(model: TensorNet, graphs: GraphData, parts: _Parts) -> dict[str, Err
     order = ("train", "replay", "valid", "test")
     found = {name: torch.from_numpy(getattr(parts, name)) for name in order}
     return {name: evaluate(model, graphs, k) for name, k in found.items() if len(k)}
+
+
+def _repeated(frames: Frames, parts: _Parts) -> list[str]:
+    """Return a line for each part with structures that are also trained on."""
+    lines = []
+    trained = np.concatenate([parts.train, parts.replay])
+    for part, word in (("valid", "validate"), ("test", "test")):
+        chosen = getattr(parts, part)
+        count = count_repeated(frames, chosen, trained)
+        if count:
+            lines.append(
+                f"Of {len(chosen)} structures to {word} with, {count} are also among those to "
+                "train on, so that their errors are too small."
+            )
+    return lines
 
 
 def _facts(data: Data, begin: Architecture | Base, parts: _Parts, model: TensorNet) -> list[str]:

@@ -92,3 +92,29 @@ def _drawn(frames: Frames, wanted: list[int], *, by_group: bool, seed: int) -> S
             parts[unit] = part
             drawn += int(sizes[unit])
     return Split(*(np.flatnonzero(parts[members] == part) for part in range(3)))
+
+
+def count_repeated(frames: Frames, chosen: Array, trained: Array) -> int:
+    """Count the structures of a part that occur among those to train on as well.
+
+    Their elements, positions, cells and total charges are equal to the bit.
+
+    Parameters
+    ----------
+    frames : Frames
+        All structures.
+    chosen, trained : int64 [n]
+        Indices of the structures of the part, and of those to train on.
+    """
+    sizes = np.isin(frames.n_atoms[trained], frames.n_atoms[chosen])
+    known = {_geometry(frames, k) for k in trained[sizes].tolist()}
+    return sum(_geometry(frames, k) in known for k in chosen.tolist())
+
+
+def _geometry(frames: Frames, k: int) -> tuple[bytes, ...]:
+    atoms = slice(frames.start[k], frames.start[k + 1])
+    arrays = (
+        *(frames.numbers[atoms], frames.positions[atoms]),
+        *(frames.cell[k], frames.pbc[k], frames.charge[k]),
+    )
+    return tuple((array + 0).tobytes() for array in arrays)  # without negative zeros

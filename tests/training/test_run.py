@@ -220,6 +220,20 @@ def test_files_to_validate_and_test_with():
     assert sizes == {"train": 24, "valid": 3, "test": 5}
 
 
+def test_structures_in_two_parts_are_reported():
+    ase.io.write("test.xyz", [*labeled(2), *labeled(3, seed=2)], format="extxyz")
+    said, data = [], Data(("data.xyz",), valid_file="data.xyz", test_file="test.xyz")
+    train(data=data, say=said.append)
+    report = Path("out/report.md").read_text()
+    for text in ("24 structures to validate with, 24", "5 structures to test with, 2"):
+        line = f"Of {text} are also among those to train on, so that their errors are too small."
+        assert line in said
+        assert f"- {line}" in report
+    said.clear()
+    train("other", say=said.append)
+    assert not any("also among" in line for line in said)
+
+
 def test_parts_without_structures_or_samples_are_refused():
     with pytest.raises(InputError, match="no structures of 24 remain to validate with"):
         train(data=replace(DATA, valid=0))
