@@ -40,7 +40,7 @@ class Table:
 
     start: Array
     arrays: dict[str, Array]
-    found: frozenset[str]
+    found: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         return len(self.start) - 1
@@ -108,9 +108,12 @@ def _table_of(found: dict[str, Any], group: str) -> Table:
     start = _starts(arrays)
     count = len(start) - 1
     for label in OF_ATOMS & arrays.keys():
-        arrays[label] = _per_atom(arrays[label], label, int(start[-1]), count)
+        arrays[label] = _per_atom(arrays[label], label, start)
     for label in OF_FRAMES & arrays.keys():
         arrays[label] = _per_frame(arrays[label], label, count)
+    if "cell" in arrays and arrays["cell"].size != 9 * count:
+        shape = list(found["cell"].shape)
+        raise InputError(f"cell has shape {shape}, expected [3, 3] or [C, 3, 3]")
     if "cell" in arrays and "pbc" not in arrays:
         arrays["pbc"] = np.any(arrays["cell"].reshape(count, 3, 3) != 0, axis=2)
     arrays.setdefault("cell", np.zeros((count, 3, 3)))
@@ -123,7 +126,14 @@ def _table_of(found: dict[str, Any], group: str) -> Table:
 def _starts(arrays: Mapping[str, Array]) -> Array:
     """Return the first atom of each structure, and the number of all atoms."""
     shape = arrays["positions"].shape
+    if 0 in shape:
+        raise InputError("it has no structures, or no atoms")
     if len(shape) == 3:
+        if (np.asarray(arrays.get("n_atoms", shape[1])) != shape[1]).any():
+            raise InputError(
+                f"positions have {shape[1]} atoms in each structure, and n_atoms has other "
+                f"numbers: use {LAYOUTS}"
+            )
         return np.asarray(np.arange(shape[0] + 1) * shape[1])
     if len(shape) == 2 and "n_atoms" in arrays:
         start = np.concatenate([[0], np.cumsum(arrays["n_atoms"].astype(np.int64))])
@@ -132,15 +142,22 @@ def _starts(arrays: Mapping[str, Array]) -> Array:
     raise InputError(f"positions have shape {list(shape)}, expected {LAYOUTS}")
 
 
-def _per_atom(array: Array, label: str, n_atoms: int, count: int) -> Array:
+def _per_atom(array: Array, label: str, start: Array) -> Array:
     """Return an array with a row per atom of all structures."""
     width = 1 if label in ("numbers", "charges") else 3
-    if array.size == n_atoms * width:
+    count, n_atoms, sizes = len(start) - 1, int(start[-1]), np.diff(start)
+    shapes = {(n_atoms * width,), (n_atoms, width)}
+    if (sizes == sizes[0]).all():
+        shapes |= {(count, int(sizes[0]), width), (count, int(sizes[0]) * width)}
+    if array.shape in shapes:  # the same number of values may be transposed
         flat = array.reshape(n_atoms, -1)
         return flat[:, 0] if width == 1 else flat
     if label == "numbers" and array.size * count == n_atoms:  # the same in all structures
         return np.tile(array.reshape(-1), count)
-    raise InputError(f"{label} have shape {list(array.shape)}, for {n_atoms} atoms in all")
+    raise InputError(
+        f"{label} have shape {list(array.shape)}, for {n_atoms} atoms in {count} structures: "
+        f"expected {LAYOUTS if width == 3 else LAYOUTS.replace(', 3]', ']')}"
+    )
 
 
 def _per_frame(array: Array, label: str, count: int) -> Array:

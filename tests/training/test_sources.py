@@ -89,6 +89,50 @@ def test_arrays_of_structures_of_the_same_size():
     check(read_frames(["data.npz"], Labels()), CELLS)
 
 
+SAME = {
+    "numbers": np.array([atoms.numbers for atoms in CELLS]),
+    "positions": np.array([atoms.positions for atoms in CELLS]),
+    "forces": np.array([atoms.get_forces() for atoms in CELLS]),
+    "energy": np.array([atoms.get_potential_energy() for atoms in CELLS]),
+    "cell": np.array([atoms.cell.array for atoms in CELLS]),
+    "stress": np.array([atoms.get_stress() for atoms in CELLS]),
+}
+THREE = {name: array[:3] for name, array in SAME.items()}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"forces": THREE["forces"].reshape(12, 3)},
+        {"forces": THREE["forces"].reshape(3, 12)},
+        {"forces": THREE["forces"].ravel(), "numbers": THREE["numbers"][:, :, None]},
+        {"numbers": THREE["numbers"].ravel(), "n_atoms": np.full(3, 4)},
+        {"positions": THREE["positions"].reshape(12, 3), "n_atoms": np.full(3, 4)},
+    ],
+)
+def test_layouts_of_arrays(change):
+    np.savez("data.npz", **THREE | change)
+    check(read_frames(["data.npz"], Labels()), CELLS[:3])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"forces": THREE["forces"].transpose(0, 2, 1)}, r"forces have shape \[3, 3, 4\]"),
+        ({"forces": THREE["forces"].transpose(1, 0, 2)}, r"forces have shape \[4, 3, 3\]"),
+        ({"numbers": THREE["numbers"].T}, r"numbers have shape \[4, 3\].* expected \[C, N\]"),
+        ({"n_atoms": np.array([4, 4, 3])}, "4 atoms in each structure, and n_atoms has other"),
+        ({"cell": np.full(3, 9.0)}, r"cell has shape \[3\], expected \[3, 3\]"),
+        ({"positions": THREE["positions"][:0]}, "it has no structures, or no atoms"),
+    ],
+)
+def test_arrays_of_other_layouts_are_refused(change, message):
+    np.savez("data.npz", **THREE | change)
+    with pytest.raises(InputError, match=message) as error:
+        read_frames(["data.npz"], Labels())
+    assert "\n" not in str(error.value)
+
+
 def test_groups_of_hdf5():
     h5py = pytest.importorskip("h5py")
     with h5py.File("data.h5", "w") as file:
