@@ -139,14 +139,16 @@ class Screening:
         Raises
         ------
         InputError
-            If an array is invalid, if atoms are closer than half a bond, or if four or more atoms
-            have no neighbors, as if positions were in Bohr or in pm.
+            If an array is invalid, if the model cannot compute systems in the box, if atoms are
+            closer than half a bond, or if four or more atoms have no neighbors, as if positions
+            were in Bohr or in pm.
         """
         charge = charge_of(atoms)
         batch = System(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc, charge).check()
         domain, elements = self._engine.known_domain, self._engine.elements
         if not elements.issuperset(batch.numbers.tolist()):
             return NO_REMARKS
+        self._engine.check_box(atoms.cell.array, atoms.pbc)
         factor = BONDED if domain is None else max(BONDED, domain.bond_factor)
         pairs = close_pairs(batch, factor)
         doubt = unlikely_structure(batch, self._engine.cutoff, pairs)

@@ -247,8 +247,8 @@ def check_coulomb_box(config: TensorNet2Config, box: Box) -> None:
     if cutoff is None:
         raise InputError(
             "the model sums the Coulomb energy over all pairs of atoms, so it cannot be "
-            "periodic: drop the cell, or give the model a cutoff, by load_model(..., "
-            "coulomb_cutoff=12.0) or coulomb='pme', or by mlff-triton convert --coulomb-cutoff 12"
+            "periodic: drop the cell, or choose another sum by load_model(..., coulomb='pme'), "
+            "--coulomb pme of a command, or mlff-triton convert --coulomb-cutoff 12"
         )
     height = box.heights[box.pbc].min()
     if height < 2 * cutoff - ROUNDING:

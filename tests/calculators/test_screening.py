@@ -20,6 +20,7 @@ from mlff_triton.engine.batch import Batch
 from mlff_triton.errors import InputError, MlffTritonError
 from mlff_triton.testing import water_box
 from mlff_triton.units import BOHR
+from tests.support.charged import charged_model
 
 CUTOFF = 5.0
 
@@ -90,6 +91,15 @@ def test_atoms_without_neighbors_are_warned_of():
     assert look(far).startswith("2 atoms have no neighbors within 5 Å, as atom 9 (H): check")
     assert look(far[:-1]).startswith("atom 9 (H) has no neighbor within 5 Å, and no forces")
     assert look(molecule("CH3CH2OH") + Atoms("H", [[0, 4.5, 0]])) == ""
+
+
+def test_boxes_that_a_model_cannot_compute_are_refused_for_what_they_are():
+    """Also if some atom is alone, whose neighbors would be looked for at all distances."""
+    screening = Screening(Session(charged_model(), "cpu"))
+    salt = Atoms("HO", [[0, 0, 0], [0, 0, 4]], cell=[8, 8, 8], pbc=True)
+    for atoms in (salt, Atoms("O", cell=[5, 5, 5], pbc=[True, True, False])):
+        with pytest.raises(InputError, match=r"cannot be periodic: .* --coulomb pme of a command"):
+            screening.look(atoms)
 
 
 def test_images_are_neighbors():

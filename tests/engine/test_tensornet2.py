@@ -119,7 +119,7 @@ def test_ensembles_average_charges():
 
 
 def test_boxes_need_a_cutoff_that_fits():
-    with pytest.raises(InputError, match="cannot be periodic: drop the cell, or give"):
+    with pytest.raises(InputError, match="cannot be periodic: drop the cell, or choose"):
         compute(Engine(charged_model(), "cpu"), CRYSTAL)
     with pytest.raises(InputError, match="less than twice the Coulomb cutoff of 9 Å"):
         compute(Engine(charged_model(coulomb_cutoff=9.0), "cpu"), CRYSTAL)
