@@ -45,10 +45,10 @@ def checked_frame(name: str, found: Mapping[str, Any], labels: Labels) -> Frame:
     numbers = _numbers(found["numbers"], "numbers", (n,))
     if n == 0 or not are_elements(numbers).all():
         raise BadFrameError("it has no atoms, or an atom without an element")
-    for label in ("energy", "forces"):
+    for label, them in (("energy", "it"), ("forces", "them")):
         if label not in found:
             raise BadFrameError(
-                f"it has no {label}: add them, or name them with --key {label}=NAME"
+                f"it has no {label}: add {them}, or name {them} with --key {label}=NAME"
             )
     forces = _numbers(found["forces"], "forces", (n, 3)) * labels.forces
     largest = float(np.linalg.norm(forces, axis=1).max())

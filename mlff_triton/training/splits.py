@@ -14,6 +14,8 @@ KINDS = ("random", "group", "given")
 NAMES = {"train": "train", "training": "train", "valid": "valid", "val": "valid"}
 NAMES |= {"validation": "valid", "test": "test"}
 """Splits by the names that files give them."""
+PRECISION = 1e-4
+"""Å to which coordinates of one structure agree in files of different formats."""
 
 
 class Split(NamedTuple):
@@ -97,7 +99,7 @@ def _drawn(frames: Frames, wanted: list[int], *, by_group: bool, seed: int) -> S
 def count_repeated(frames: Frames, chosen: Array, trained: Array) -> int:
     """Count the structures of a part that occur among those to train on as well.
 
-    Their elements, positions, cells and total charges are equal to the bit.
+    Their elements, total charges and, up to `PRECISION`, positions and cells are equal.
 
     Parameters
     ----------
@@ -113,8 +115,8 @@ def count_repeated(frames: Frames, chosen: Array, trained: Array) -> int:
 
 def _geometry(frames: Frames, k: int) -> tuple[bytes, ...]:
     atoms = slice(frames.start[k], frames.start[k + 1])
-    arrays = (
-        *(frames.numbers[atoms], frames.positions[atoms]),
-        *(frames.cell[k], frames.pbc[k], frames.charge[k]),
-    )
+    rounded = [
+        np.rint(array[i] / PRECISION) for array, i in ((frames.positions, atoms), (frames.cell, k))
+    ]
+    arrays = frames.numbers[atoms], *rounded, frames.pbc[k], frames.charge[k]
     return tuple((array + 0).tobytes() for array in arrays)  # without negative zeros

@@ -221,8 +221,8 @@ def test_files_to_validate_and_test_with():
 
 
 def test_structures_in_two_parts_are_reported():
-    ase.io.write("test.xyz", [*labeled(2), *labeled(3, seed=2)], format="extxyz")
-    said, data = [], Data(("data.xyz",), valid_file="data.xyz", test_file="test.xyz")
+    ase.io.write("test.traj", [*labeled(2), *labeled(3, seed=2)])  # with more digits
+    said, data = [], Data(("data.xyz",), valid_file="data.xyz", test_file="test.traj")
     train(data=data, say=said.append)
     report = Path("out/report.md").read_text()
     for text in ("24 structures to validate with, 24", "5 structures to test with, 2"):
