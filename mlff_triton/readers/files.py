@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import ase.io
 from ase import Atoms
 from ase.db import connect
-from ase.io.formats import filetype, open_with_compression
+from ase.io.formats import UnknownFileTypeError, filetype, open_with_compression
 
 from mlff_triton._common.files import find_file
 from mlff_triton._common.text import first_line, printable
@@ -205,6 +205,11 @@ def reader_errors(path: Path) -> Iterator[None]:
         yield
     except InputError:
         raise
+    except UnknownFileTypeError as error:
+        raise InputError(
+            f"{printable(path)} has a format that is unknown, by its name and its content: convert "
+            "it to extended XYZ, or to another format that ASE reads"
+        ) from error
     except Exception as error:
         raise InputError(
             f"{printable(path)} cannot be read as a structure: {first_line(error)}"

@@ -392,3 +392,12 @@ def test_frames_behind_a_damaged_one_are_not_lost_in_silence():
     Path("XDATCAR").write_text(f"{head}{mark}x{tail}")
     with pytest.raises(InputError, match="XDATCAR cannot be read as a structure"):
         list(ase_frames(Path("XDATCAR")))
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.npy", "notes"])
+def test_unknown_formats_take_one_line(name):
+    Path(name).write_text("energy,forces\n1,2\n")
+    with pytest.raises(InputError, match=f"^{name} has a format that is unknown.*extended XYZ"):
+        list(frames_of(Path(name)))
+    with pytest.raises(InputError, match=f"^{name} has a format that is unknown"):
+        read_frame(Path(name), 0)
