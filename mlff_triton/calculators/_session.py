@@ -137,11 +137,13 @@ class Session:
             Once, if new atoms differ from all that the model was trained for, or the model expects
             a larger error in the force on an atom than usual.
         """
-        batch = self._batch
-        if batch and batch.same_numbers(system.numbers) and batch.same_charge(system.charge):
-            batch = batch.with_box(system.cell, system.pbc).with_positions(system.positions)
+        last = self._batch
+        if last and last.same_numbers(system.numbers) and last.same_charge(system.charge):
+            batch = last.with_box(system.cell, system.pbc).with_positions(system.positions)
+            is_new = bool((batch.boxes[0].pbc != last.boxes[0].pbc).any())  # has other neighbors
         else:
-            batch = system.check()
+            batch, is_new = system.check(), True
+        if is_new:
             self.plausibility.check(batch)
         self._batch = batch
         return self._evaluate(batch, of_atoms=of_atoms)

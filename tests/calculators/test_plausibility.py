@@ -125,6 +125,18 @@ def test_nanometers_read_as_angstrom_are_refused(model):
     assert fresh.get_potential_energy(atoms) == expected
 
 
+def test_images_are_looked_at_when_a_molecule_becomes_periodic():
+    atoms = molecule("CH4")
+    atoms.cell = [1.3, 1.3, 1.3]
+    atoms.calc = TensorNetCalculator("default", device="cpu")
+    energy = atoms.get_potential_energy()
+    atoms.pbc = True
+    with pytest.raises(InputError, match=r"are only 0\.\d+ Å apart"):
+        atoms.get_potential_energy()
+    atoms.pbc = False
+    assert atoms.get_potential_energy() == energy
+
+
 def in_openmm(model, atoms: Atoms) -> Callable[[], object]:
     """Return a step of a PythonForce."""
     openmm = pytest.importorskip("openmm")
