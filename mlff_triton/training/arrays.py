@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -90,7 +91,18 @@ def _hdf5_tables(path: Path, labels: Labels) -> Iterator[tuple[str, dict[str, An
             found = labels.find(data)
             if "positions" in found:
                 arrays = {label: _read(h5py, node) for label, node in found.items()}
+                if "charge" not in arrays and "info" in data:
+                    arrays |= _charge_of(_read(h5py, data["info"]))
                 yield group.name.strip("/"), arrays
+
+
+def _charge_of(info: Array) -> dict[str, Array]:
+    """Return total charges as ``mlff-triton predict`` notes them in JSON texts, or nothing."""
+    try:
+        noted = [json.loads(text) if text else {} for text in info.ravel().tolist()]
+        return {"charge": np.array([each.get("charge", 0) for each in noted])}
+    except (AttributeError, TypeError, ValueError):  # not texts of predict
+        return {}
 
 
 def _read(h5py: Any, node: Any) -> Array:

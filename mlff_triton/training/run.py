@@ -31,7 +31,7 @@ from mlff_triton.training.ranks import Ranks, together
 from mlff_triton.training.references import fit_references, fit_scale
 from mlff_triton.training.report import parity_figure, report
 from mlff_triton.training.settings import Architecture, Data, Settings
-from mlff_triton.training.sources import read_frames
+from mlff_triton.training.sources import read_frames, with_dipoles_about_origin
 from mlff_triton.training.splits import count_repeated, split_frames
 from mlff_triton.training.trainer import Trainer
 from mlff_triton.training.uncertainty import forget_uncertainty, learn_and_judge
@@ -232,6 +232,8 @@ def _read(data: Data, seed: int, say: Callable[[str], None]) -> tuple[Frames, _P
     others = {
         name: read([file], labels, OF_DIVISION) for name, file, labels in given if file is not None
     }
+    if "replay" in others:
+        others["replay"] = with_dipoles_about_origin(others["replay"])
     sizes = {"valid": data.valid, "test": data.test}
     valid, test = (0.0 if name in others else size for name, size in sizes.items())
     split = split_frames(whole, data.split, valid, test, seed)._asdict()

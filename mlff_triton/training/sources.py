@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from mlff_triton._common.files import path_of
 from mlff_triton._common.text import printable
 from mlff_triton.errors import InputError
+from mlff_triton.readers.elements import masses_of
 from mlff_triton.readers.labeled import labeled_frames
 from mlff_triton.training.arrays import HDF5, NPZ, array_tables
 from mlff_triton.training.checks import BadFrameError, checked_frame
@@ -85,6 +87,20 @@ def read_frames(
         name, reason = bad[0]
         say(f"leaves out {len(bad)} of {total} structures, the first: {name}: {reason}")
     return frames.select(np.delete(np.arange(len(frames)), list(far))) if far else frames
+
+
+def with_dipoles_about_origin(frames: Frames) -> Frames:
+    """Return structures, with dipoles about the origin instead of the centers of mass.
+
+    Only those of charged structures change. Calculators and ``mlff-triton predict`` give dipoles
+    about the center of mass.
+    """
+    numbers = frames.numbers.tolist()
+    masses = np.array(masses_of(numbers, [0] * len(numbers)))[:, None]
+    first = frames.start[:-1]
+    total = np.add.reduceat(masses, first)
+    center = np.add.reduceat(masses * frames.positions, first) / total
+    return replace(frames, dipole=frames.dipole + frames.charge[:, None] * center)
 
 
 def _refuse(bad: Sequence[tuple[str, str]], total: int) -> None:

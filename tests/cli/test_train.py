@@ -9,10 +9,18 @@ from pathlib import Path
 import ase.io
 import numpy as np
 import pytest
+import torch
+from ase.build import molecule
 from ase.calculators.singlepoint import SinglePointCalculator
 
+from mlff_triton import save_model
 from mlff_triton._common import progress
+from mlff_triton.training.batches import GraphData
+from mlff_triton.training.evaluation import evaluate
+from mlff_triton.training.labels import Labels
+from mlff_triton.training.sources import read_frames, with_dipoles_about_origin
 from mlff_triton.training.trainer import Trainer
+from tests.support.charged import charged_model
 from tests.support.disks import largest_file
 from tests.support.labeled import labeled
 
@@ -183,3 +191,41 @@ def test_a_full_disk_is_one_line_and_loses_nothing(train):
     assert err.startswith("mlff-triton: error: cannot write train/checkpoint: ")
     assert not list(Path("train").iterdir())
     assert train()[0] == 0
+
+
+@pytest.mark.filterwarnings("ignore:the structure has .* electrons")
+def test_replay_of_charged_structures_is_what_the_model_predicts(run):
+    """Tables note total charges among the information, and dipoles about the center of mass."""
+    pytest.importorskip("h5py")
+    model = charged_model(dtype=torch.float32)
+    save_model(model, "charged.safetensors")
+    images = [molecule(name) for name in ("H2O", "CH3OH", "NH3") * 4]
+    for k, atoms in enumerate(images):
+        atoms.rattle(0.02, seed=k)
+        atoms.positions += 5.0
+        atoms.info["charge"] = k % 3 - 1
+    ase.io.write("charged.xyz", images)
+    shared = ("--model", "charged.safetensors", "--device", "cpu")
+    run("predict", "charged.xyz", *shared, "--out", "labels.h5")
+    run("predict", "charged.xyz", *shared, "--out", "labels.xyz")
+    for name in ("labels.h5", "labels.xyz"):
+        frames = with_dipoles_about_origin(read_frames([name], Labels(with_charges=True)))
+        assert frames.charge.tolist() == [k % 3 - 1 for k in range(12)]
+        graphs = GraphData(frames, model.cutoff)
+        errors = evaluate(model, graphs, torch.arange(12))
+        assert abs(errors.per_atom).max() < 1e-4
+        assert abs(errors.known_dipoles).max() < 1e-4
+    base = ("--from", "charged.safetensors", "--references", "keep", "--lr", 1e-12, "--epochs", 1)
+    command = ("charged.traj", *base, "--device", "cpu", "--replay", "labels.h5")
+    for atoms in images:
+        results = {"energy": 0.0, "forces": np.zeros((len(atoms), 3))}
+        atoms.calc = SinglePointCalculator(atoms, **results)
+    ase.io.write("charged.traj", images)
+    code, _, err = run("train", *command)
+    assert (code, err) == (0, "")
+    report = Path("train/report.md").read_text().splitlines()
+    columns = ("energy MAE, meV/atom", "charge MAE, e", "dipole MAE, e Å")
+    rows = [[cell.strip() for cell in line.split("|")] for line in report if line.startswith("| ")]
+    replayed = dict(zip(rows[0], next(row for row in rows if row[1] == "replay"), strict=True))
+    assert all(float(replayed[column]) < 0.1 for column in columns[:1])
+    assert all(float(replayed[column]) < 1e-4 for column in columns[1:])
