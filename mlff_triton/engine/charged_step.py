@@ -40,6 +40,7 @@ from mlff_triton.kernels.tensornet2.protocol import ChargedOperators
 from mlff_triton.kernels.types.charges import AtomOrder, CoulombSums, EwaldField, SumParts
 from mlff_triton.kernels.types.edge_rows import EdgeRows
 from mlff_triton.kernels.types.edges import Edges
+from mlff_triton.model.prediction import Potentials
 
 
 class Operators(NamedTuple):
@@ -88,7 +89,12 @@ class GatheringBorders(Borders, Protocol):
 
 
 def evaluate_charged_step(
-    ops: Operators, p: Parameters, systems: Systems, geometry: Geometry, status: Tensor
+    ops: Operators,
+    p: Parameters,
+    systems: Systems,
+    geometry: Geometry,
+    status: Tensor,
+    field: Potentials | None = None,
 ) -> Outputs:
     """Compute energies, forces, virials and charges; see `mlff_triton.engine.step.evaluate_step`.
 
@@ -104,10 +110,13 @@ def evaluate_charged_step(
         Their positions and edges.
     status : int32 [N]
         Status bits of each atom, in the user's order.
+    field : callable, optional
+        Energies of the partial charges in an external field, which are added; only for models whose
+        charges are known. Forces at fixed charges are not among the results.
     """
     assert p.charges is not None
     assert systems.charged is not None
-    step = _Step(ops, p, p.charges, systems, systems.charged, geometry)
+    step = _Step(ops, p, p.charges, systems, systems.charged, geometry, field=field)
     energies, edge_grad, coulomb, uncertainty = step.evaluate()
     given = ops.network, p, systems, geometry.near, energies, edge_grad
     forces, atoms = forces_and_sums(*given, _forces_of(coulomb))
@@ -199,6 +208,7 @@ class _Step(NamedTuple):
     geometry: Geometry
     borders: PartBorders | GatheringBorders | None = None
     every: Edges | None = None
+    field: Potentials | None = None
 
     def evaluate(self) -> tuple[Tensor, Tensor, CoulombSums | None, Tensor | None]:
         """Compute the network's energies [N], gradients [3, slots] and the Coulomb energy.
@@ -209,6 +219,8 @@ class _Step(NamedTuple):
         embedded, x, inverse = embed(ops, p, self.systems, edges)
         x, kept, charges, every = self._pass_layers(x, inverse)
         coulomb = self._interact(every)
+        if coulomb is not None and self.field is not None:
+            coulomb = self._in_field(coulomb, self.field)
 
         energies, grad, uncertainty = read_out(ops, p, x, self.systems.order)
         factor = self.systems.charge_factor
@@ -375,6 +387,15 @@ class _Step(NamedTuple):
         rows = MeshOrder(to_user, charged.rank, charged.system, self.systems.system_ptr)
         positions = self.geometry.positions
         return with_waves(sums, charges, weights, positions, mesh, rows, self.ops.mesh)
+
+    def _in_field(self, coulomb: CoulombSums, field: Potentials) -> CoulombSums:
+        """Add the energies of the partial charges in a field, and their gradients."""
+        assert self.c.coulomb is not None
+        sums = field(coulomb.charges)
+        by_row = sums.potential.index_select(0, self.systems.order)[:, None]
+        grad = coulomb.grad_charges + (by_row * self.c.coulomb.mean).to(coulomb.grad_charges.dtype)
+        atoms = torch.cat([(coulomb.atoms[0] + sums.energies)[None], coulomb.atoms[1:]])
+        return coulomb._replace(grad_charges=grad, atoms=atoms)
 
     def _interact_with_all(
         self, exchange: Exchange, charges: Tensor, weights: Tensor, mean_weights: Tensor

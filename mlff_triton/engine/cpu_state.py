@@ -18,6 +18,7 @@ from mlff_triton.kernels.common.cpu.compilation import compile_ahead
 from mlff_triton.kernels.common.cpu.recording import Repeated
 from mlff_triton.kernels.common.cpu.threads import n_threads, own_threads
 from mlff_triton.kernels.types.edges import Edges
+from mlff_triton.model.prediction import Potentials
 
 LARGEST = 500
 """Atoms of the largest steps that are recorded. In others, Python takes a small part of the time.
@@ -77,8 +78,8 @@ class CpuState:
         self._repeated: Repeated[Outputs] = Repeated()
         self._is_compiled = False
 
-    def evaluate(self, batch: Batch) -> Outputs:
-        """Compute the results of a batch.
+    def evaluate(self, batch: Batch, field: Potentials | None = None) -> Outputs:
+        """Compute the results of a batch, whose partial charges may be in a field.
 
         Raises
         ------
@@ -93,21 +94,21 @@ class CpuState:
         if not self._is_compiled:
             self._is_compiled = True
             compile_ahead(self.rehearse)
-        return self._compute(batch)
+        return self._compute(batch, field)
 
     def rehearse(self) -> None:
         """Run all loops of a step, for `compile_ahead`."""
         CpuState(self._model)._compute(self._model.sample())
 
     @own_threads()
-    def _compute(self, batch: Batch) -> Outputs:
+    def _compute(self, batch: Batch, field: Potentials | None = None) -> Outputs:
         self._set(batch)
         ops, p = self._model.operators, self._model.parameters
         edges = self.neighbors.update(batch)
         if p.charges is None:
             return self._evaluate_local(edges)
         geometry = geometry_of(p.charges, self.neighbors, batch, edges)._replace(mesh=self._mesh)
-        return evaluate_charged_step(ops, p, self._systems, geometry, self._status)
+        return evaluate_charged_step(ops, p, self._systems, geometry, self._status, field)
 
     def _evaluate_local(self, edges: Edges) -> Outputs:
         """Compute a step of a model without charges; repeat the last ones if it is like them."""

@@ -12,7 +12,7 @@ from mlff_triton.engine.cpu_state import CpuModel, CpuState
 from mlff_triton.engine.host_steps import HostSteps
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.part import reach
-from mlff_triton.model.prediction import Prediction
+from mlff_triton.model.prediction import ExternalField, Prediction
 from mlff_triton.neighbors.box import FloatArray
 
 
@@ -76,3 +76,10 @@ class CpuSteps(HostSteps):
     def evaluate(self, batch: Batch) -> Prediction:
         """Compute energies, forces and virials of a batch."""
         return self._state.evaluate(batch).prediction
+
+    def evaluate_in_field(self, batch: Batch, field: ExternalField) -> Prediction:
+        """Compute a batch whose charges are in a field."""
+        field.prepare()
+        prediction = self._state.evaluate(batch, field).prediction
+        field.finish()
+        return prediction

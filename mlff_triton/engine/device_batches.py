@@ -11,7 +11,7 @@ from mlff_triton.engine.device_state import DeviceState, pinned
 from mlff_triton.engine.step import Outputs
 from mlff_triton.engine.step_graph import StepGraph
 from mlff_triton.engine.totals import WIDTH, Totals
-from mlff_triton.model.prediction import Prediction
+from mlff_triton.model.prediction import ExternalField, Potentials, Prediction
 from mlff_triton.neighbors.box import FloatArray
 
 
@@ -30,6 +30,7 @@ class DeviceBatches:
         self._state = DeviceState(model, n_atoms, n_systems)
         self._step: StepGraph[Outputs] = StepGraph(model.pool)
         self._round_trip: StepGraph[None] = StepGraph(model.pool)
+        self._in_field: StepGraph[None] = StepGraph(model.pool)
         self._staging = pinned(model.device, n_atoms, 3)
         self._staged = self._staging.numpy()
         totals = Totals(pinned(model.device, n_systems, WIDTH))
@@ -100,16 +101,40 @@ class DeviceBatches:
         self._state.settle(self._run_round_trip)
         return self._prediction
 
+    def fetch_in_field(self, field: ExternalField) -> Prediction:
+        """Do the same as `fetch` for charges in a field, which is captured with the step.
+
+        A field has a graph of its own, until one with another layout comes.
+        """
+        if self._state.is_due:
+            self._upload()
+
+        def launch() -> None:
+            field.prepare()
+            self._launch_round_trip(field)
+            field.finish()
+
+        def run() -> int:
+            if field.layout is None:
+                launch()
+            else:
+                self._in_field.run(launch, (self._state.neighbors.layout, field.layout))
+            self._state.wait()
+            return int(self._status.max())
+
+        self._state.settle(run)
+        return self._prediction.map(_copied)
+
     def _run_round_trip(self) -> int:
         """Run a step with its transfers, and return the highest status of any atom."""
         self._round_trip.run(self._launch_round_trip, self._state.neighbors.layout)
         self._state.wait()
         return int(self._status.max())
 
-    def _launch_round_trip(self) -> None:
+    def _launch_round_trip(self, field: Potentials | None = None) -> None:
         """Launch uploads, step and downloads: one graph, as calls cost more than small copies."""
         self._upload()
-        outputs = self._state.launch()
+        outputs = self._state.launch_in(field)
         downloaded = self._downloaded
         downloaded.totals.values.copy_(outputs.totals.values, non_blocking=True)
         downloaded.forces.copy_(outputs.forces, non_blocking=True)

@@ -24,6 +24,7 @@ from mlff_triton.errors import InputError, OverlappingAtomsError
 from mlff_triton.kernels.common.compilation import compile_ahead
 from mlff_triton.kernels.electrostatics.charge_channels import channel_sums
 from mlff_triton.kernels.types.status import AGE, CONTACT, FAR, NOT_FINITE, OVERLAP, SHORT, STALE
+from mlff_triton.model.prediction import Potentials
 from mlff_triton.neighbors.box import Box, check_box
 
 UNFIT = SHORT | FAR
@@ -177,12 +178,16 @@ class DeviceState:
 
     def launch(self) -> Outputs:
         """Launch the kernels of a step; a matrix must have been built."""
+        return self.launch_in(None)
+
+    def launch_in(self, field: Potentials | None) -> Outputs:
+        """Do the same for atoms whose partial charges are in a field, if there is one."""
         assert self._sorted is not None
         model, p, geometry = self.model, self.model.parameters, self._find_edges()
         if p.charges is None:
             return evaluate_step(model.operators, p, self._sorted, geometry.near, self._status)
         operators = Operators(model.operators, model.charged_operators, channel_sums)
-        return evaluate_charged_step(operators, p, self._sorted, geometry, self._status)
+        return evaluate_charged_step(operators, p, self._sorted, geometry, self._status, field)
 
     def _find_edges(self) -> Geometry:
         """Launch the kernels that find the edges and the status of each atom."""

@@ -35,7 +35,7 @@ from mlff_triton.kernels.tensornet import operators as fused
 from mlff_triton.kernels.tensornet.protocol import StepOperators
 from mlff_triton.kernels.tensornet2 import operators as charged
 from mlff_triton.kernels.tensornet2.protocol import ChargedOperators
-from mlff_triton.model.prediction import Prediction
+from mlff_triton.model.prediction import ExternalField, Prediction
 from mlff_triton.neighbors.box import FloatArray
 from mlff_triton.neighbors.neighbor_list import check_positions
 from mlff_triton.neighbors.verlet_list import check_skin
@@ -113,6 +113,11 @@ class DeviceSteps(Steps):
         """Compute energies, forces and virials of a batch; return them on the CPU."""
         with self._on_gpu(batch):
             return self._buffers(batch).fetch()
+
+    def evaluate_in_field(self, batch: Batch, field: ExternalField) -> Prediction:
+        """Compute a batch whose charges are in a field; return the results on the CPU."""
+        with self._on_gpu(batch):
+            return self._buffers(batch).fetch_in_field(field)
 
     @property
     def contact_reach(self) -> float:

@@ -269,8 +269,8 @@ class Engine:
         ----------
         batch : Batch
             The systems.
-        field : callable
-            Energy of partial charges at the positions of the batch. It is called once per member of
+        field : ExternalField
+            Energy of partial charges at the positions of the batch. It is called for each member of
             an ensemble, with tensors on the engine's device, while other calls wait.
 
         Returns
@@ -283,14 +283,16 @@ class Engine:
         ------
         InputError
             If the model predicts no charges.
-        BackendError
-            If the backend does not support it. The message names one that does.
         """
         if not self.has_charges:
             raise InputError("the model predicts no charges: take a TensorNet2 with charges")
         self._check_charge(batch)
+        found = []
         with self._call():
-            return Prediction.mean([s.evaluate_in_field(batch, field) for s in self._steps])
+            for steps in self._steps:
+                found.append(steps.evaluate_in_field(batch, field))
+                field.collect()
+        return Prediction.mean(found)
 
     def _check_charge(self, batch: Batch) -> None:
         """Refuse or warn of charged systems, as `evaluate` does."""

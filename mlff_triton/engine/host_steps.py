@@ -19,7 +19,7 @@ from mlff_triton.engine.steps import CANNOT_PREPARE, ResidentStep, Steps, Units
 from mlff_triton.errors import BackendError
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.model.mesh_coulomb import slab_of
-from mlff_triton.model.prediction import ExternalField, Prediction, predict
+from mlff_triton.model.prediction import ExternalField, Potentials, Prediction, predict
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.graph import Graph, concatenate
 from mlff_triton.neighbors.neighbor_list import neighbor_list
@@ -131,9 +131,13 @@ class ExactSteps(ListSteps):
 
     def evaluate_in_field(self, batch: Batch, field: ExternalField) -> Prediction:
         """Compute a batch whose charges are in a field; return the results on the CPU."""
-        return self._predict(batch, field)
+        field.prepare()
+        prediction = self._predict(batch, field)
+        field.finish()
+        wait_for(self.device)
+        return prediction
 
-    def _predict(self, batch: Batch, field: ExternalField | None = None) -> Prediction:
+    def _predict(self, batch: Batch, field: Potentials | None = None) -> Prediction:
         for box in batch.boxes:
             self.model.check_box(box)
         graph = self._graph(batch).to(self.device)
@@ -215,6 +219,17 @@ class SequenceSteps(ListSteps):
 
     def evaluate(self, batch: Batch) -> Prediction:
         """Compute energies, forces and virials of a batch; return them on the CPU."""
+        return self._compute(batch)
+
+    def evaluate_in_field(self, batch: Batch, field: ExternalField) -> Prediction:
+        """Compute a batch whose charges are in a field; return the results on the CPU."""
+        field.prepare()
+        prediction = self._compute(batch, field)
+        field.finish()
+        wait_for(self.device)
+        return prediction
+
+    def _compute(self, batch: Batch, field: Potentials | None = None) -> Prediction:
         p, device = self.parameters, self.device
         for box in batch.boxes:
             p.check_box(box)
@@ -238,7 +253,7 @@ class SequenceSteps(ListSteps):
             near = self._edges(*within(p.charges.network_cutoff, graph, vectors))
             far = self._edges(graph, vectors) if p.charges.is_truncated else None
             geometry = Geometry(positions, near, far, self._mesh(batch, cells))
-            outputs = evaluate_charged_step(self.operators, p, systems, geometry, status)
+            outputs = evaluate_charged_step(self.operators, p, systems, geometry, status, field)
         return outputs.prediction.map(Tensor.cpu)
 
     def _mesh(self, batch: Batch, cells: Tensor) -> Mesh | None:
@@ -253,3 +268,9 @@ class SequenceSteps(ListSteps):
         """Return the edges of a graph as the operators read them."""
         lists = graph.row_ptr, graph.senders, graph.reverse
         return Edges.of_graph(*lists, vectors, self.parameters.tables.knots).to(self.dtype)
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until a device has finished all work queued on the current stream."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()

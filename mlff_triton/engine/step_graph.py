@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 import torch
@@ -34,13 +34,14 @@ class StepGraph(Generic[Result]):
     def __init__(self, pool: GraphPool | None, *, keeps_state: bool = False) -> None:
         self._pool = pool
         self._keeps_state = keeps_state
-        self._layout = self._layout_without_graph = -1
+        self._layout: Hashable = None
+        self._layout_without_graph: Hashable = None
         self._captured: tuple[torch.cuda.CUDAGraph, Result] | None = None
 
     def run(
         self,
         launch: Callable[[], Result],
-        layout: int,
+        layout: Hashable,
         rehearse: Callable[[], object] | None = None,
     ) -> Result:
         """Queue the launches of a function.
@@ -50,7 +51,7 @@ class StepGraph(Generic[Result]):
         launch : callable
             Launches kernels on the current stream, and returns tensors. It must be the same
             function at every call, and is not kept, so that its owner is freed in time.
-        layout : int
+        layout : hashable
             Identifies the addresses of the buffers that it uses. The graph is captured again when
             it differs from that of the last call.
         rehearse : callable, optional
@@ -79,7 +80,7 @@ class StepGraph(Generic[Result]):
         graph.replay()
         return result
 
-    def _launch_without_graph(self, launch: Callable[[], Result], layout: int) -> Result:
+    def _launch_without_graph(self, launch: Callable[[], Result], layout: Hashable) -> Result:
         """Launch a function for whose graph there is too little memory."""
         torch.cuda.empty_cache()
         result = launch()

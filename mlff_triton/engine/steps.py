@@ -12,12 +12,11 @@ from torch import Tensor
 from mlff_triton.engine.batch import Batch, IntArray
 from mlff_triton.engine.motion import Dynamics
 from mlff_triton.engine.part import PartStep
-from mlff_triton.errors import BackendError, InputError
+from mlff_triton.errors import InputError
 from mlff_triton.model.prediction import ExternalField, Prediction
 from mlff_triton.neighbors.box import FloatArray
 
 CANNOT_PREPARE = "only single models on a GPU can be prepared: use compute"
-NO_FIELD = "charges in an external field are computed by backend='exact' only: use that"
 
 ResidentStep = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
 """A step of a resident system: positions [N, 3] and the cell [3, 3], or None if it is unchanged, to
@@ -101,9 +100,12 @@ class Steps(ABC):
     def evaluate(self, batch: Batch) -> Prediction:
         """Compute energies, forces and virials of a batch; return them on the CPU."""
 
-    def evaluate_in_field(self, batch: Batch, field: ExternalField) -> Prediction:  # noqa: ARG002
-        """Compute a batch whose charges are in a field; see `Engine.evaluate_in_field`."""
-        raise BackendError(NO_FIELD)
+    @abstractmethod
+    def evaluate_in_field(self, batch: Batch, field: ExternalField) -> Prediction:
+        """Compute a batch whose charges are in a field; return the results on the CPU.
+
+        What the field has queued on a GPU is done then.
+        """
 
     @property
     def contact_reach(self) -> float:

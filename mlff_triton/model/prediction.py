@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -208,8 +208,39 @@ class FieldSums(NamedTuple):
     potential: Tensor
 
 
-ExternalField = Callable[[Tensor], FieldSums]
-"""An external field at fixed positions: partial charges [N] in elementary charges to energies."""
+Potentials = Callable[[Tensor], FieldSums]
+"""Function of partial charges [N] in elementary charges at fixed positions, in closed form."""
+
+
+class ExternalField(Protocol):
+    """An external field at fixed positions, in which partial charges have an energy.
+
+    A step of the engine calls `prepare`, then the field itself, then `finish`, and `collect` when
+    all that they have queued on a GPU is done. A step whose neighbor list turns out to be stale is
+    repeated from `prepare` on.
+
+    Attributes
+    ----------
+    layout : int or None
+        Identifies, among all fields, the launches of these methods and the addresses that they use,
+        so that steps can be captured in a CUDA graph together with them. None if they cannot.
+    """
+
+    @property
+    def layout(self) -> int | None:
+        """Same as the attribute."""
+
+    def prepare(self) -> None:
+        """Queue what does not depend on the charges."""
+
+    def __call__(self, charges: Tensor) -> FieldSums:
+        """Queue the computation of the energies of partial charges [N], which may be float32."""
+
+    def finish(self) -> None:
+        """Queue the transfer of results to the host."""
+
+    def collect(self) -> None:
+        """Take over the results of the last step, for which nobody has to wait anymore."""
 
 
 def predict(
@@ -224,7 +255,7 @@ def predict(
     create_graph: bool = False,
     slab: int | None = None,
     n_systems: int | None = None,
-    field: ExternalField | None = None,
+    field: Potentials | None = None,
 ) -> Prediction:
     """Compute energies, forces and virials by differentiating the energy along the edges.
 
@@ -258,7 +289,7 @@ def predict(
         Number of systems B. By default it is read from ``batch``, for which the host waits for a
         GPU. With it, a call can be captured in a CUDA graph, which checks neither elements nor
         charges.
-    field : ExternalField, optional
+    field : callable, optional
         Energy of the partial charges in a field, which is added to that of the model, whose charges
         must be known. The forces follow from the dependence of the charges on positions. The force
         of the field on fixed charges is not among them.
