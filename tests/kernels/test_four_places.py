@@ -43,6 +43,8 @@ IN_MODELS = {  # families that are measured in whole models, and the benchmarks 
 }
 UNMEASURED = {  # parts of steps or blocks that are measured, and the cases that contain them
     "convolution.edge_network": "docking",
+    "electrostatics.cross_pairs": "ml-charges",
+    "electrostatics.mesh_field": "ml-charges",
     "ops.edge_tensors": "pair_embedding",
     "ops.radial_embedding": "radial_message_passing",
     "ops.radial_factors": "radial_message_passing",

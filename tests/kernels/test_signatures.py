@@ -30,6 +30,7 @@ DIFFERENT = {
 PROTOCOLS = {
     "binding": "BindingOperators",
     "convolution": "ConvolutionOperators",
+    "electrostatics": "FieldOperators",
     "genomics": "GenomicOperators",
     "pairs": "PairOperators",
     "residues": "ResidueOperators",

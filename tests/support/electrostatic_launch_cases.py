@@ -8,8 +8,14 @@ from functools import partial
 import torch
 
 from mlff_triton.kernels.electrostatics.charge_channels import channel_sums
+from mlff_triton.kernels.electrostatics.cross_pairs import gradients_of, potentials_at
+from mlff_triton.kernels.electrostatics.mesh_field import (
+    mesh_places,
+    mesh_potential,
+    mesh_values,
+)
 from mlff_triton.kernels.electrostatics.pme_energy import pme_energy
-from mlff_triton.kernels.electrostatics.types import ORDERS, PMEParameters
+from mlff_triton.kernels.electrostatics.types import ORDERS, PairTerms, PMEParameters
 
 N, E = 40, 80
 
@@ -35,6 +41,19 @@ def several_charges(dtype: torch.dtype) -> object:
     return channel_sums(charges, weights, *atoms, torch.zeros(N).int(), parameters)
 
 
+def field_of_charges(order: int, periodic: bool) -> object:
+    """Compute the field of charges at points, by `cross_pairs` and `mesh_field` in float64."""
+    points, charges, cell = torch.ones(N, 3).double(), torch.ones(N).double(), 10 * torch.eye(3)
+    terms = PairTerms(5.0, 0.4, 0.0, 0.0, 1.0) if periodic else PairTerms(9.0, 0.0, 0.1, 0.1)
+    box = cell.double() if periodic else None
+    potentials_at(points, points, charges, box, terms)
+    gradients_of(points, charges, points, box, terms)
+    parameters = PMEParameters(0.4, 5.0, (8, 12, 16), order)
+    places = mesh_places(points, cell.double()[None], parameters)
+    mesh = mesh_potential(charges, places, cell.double()[None], parameters)
+    return mesh_values(mesh, places, parameters)
+
+
 def electrostatic_calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
     """Energies with splines of all orders, and of several charges per atom, by name."""
     energies = {
@@ -43,4 +62,10 @@ def electrostatic_calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
         )
         for order, wide in [(5, True), *((order, False) for order in ORDERS)]
     }
-    return {**energies, f"channel_sums, {dtype}": partial(several_charges, dtype)}
+    fields = {
+        f"field of charges, order {order}, periodic: {periodic}": partial(
+            field_of_charges, order, periodic
+        )
+        for order, periodic in ((5, True), (4, False))
+    }
+    return {**energies, **fields, f"channel_sums, {dtype}": partial(several_charges, dtype)}

@@ -26,7 +26,7 @@ from mlff_triton.kernels.electrostatics.arguments import (
     system_pointers,
     systems,
 )
-from mlff_triton.kernels.electrostatics.charge_mesh import gather, locate, spread
+from mlff_triton.kernels.electrostatics.charge_mesh import Places, gather, locate, spread
 from mlff_triton.kernels.electrostatics.derivatives import (
     COLUMNS,
     EnergyGradients,
@@ -180,27 +180,10 @@ def _mesh_ewald(
     """Return energies [B] and their gradients by charges, positions and cells."""
     out, size = empty_gradients(charges, positions, cell), (mesh[0], mesh[1], mesh[2])
     charges, positions, n_systems = charges.contiguous(), positions.contiguous(), len(cell)
-    moduli = inverse_moduli(size, order, charges.dtype, charges.device)
     places = locate(positions, cell.double().contiguous(), system, size, charges.dtype)
 
     charged = spread(charges, places, size, order)
-    spectrum = torch.fft.rfftn(charged, dim=(1, 2, 3)).contiguous()
-    n_waves = size[0] * size[1] * (size[2] // 2 + 1)
-    n_blocks = triton.cdiv(n_waves, _WAVES)
-    of_waves = charges.new_empty(n_systems, _SUMS.value, n_blocks, dtype=torch.float64)
-    with torch.cuda.device_of(charges):
-        _influence_kernel[(n_blocks, n_systems)](
-            torch.view_as_real(spectrum),
-            moduli,
-            places.planes,
-            places.volume,
-            constants((math.pi / splitting) ** 2, device=charges.device),
-            of_waves,
-            n_waves,
-            *size,
-            BLOCK=_WAVES,
-        )
-    potentials = torch.fft.irfftn(spectrum, s=size, dim=(1, 2, 3), norm="forward").contiguous()
+    potentials, of_waves = convolved(charged, places, splitting, order)
 
     of_atoms = charges.new_empty(len(charges), COLUMNS, dtype=torch.float64)
     self_potential = 2 * COULOMB * splitting / math.sqrt(math.pi)
@@ -209,9 +192,38 @@ def _mesh_ewald(
     totals = segment_sum(of_atoms, system_pointers(system, n_systems))
     with torch.cuda.device_of(charges):
         _finish_kernel[(n_systems,)](
-            of_waves, totals, places.planes, out.energy, out.cell, n_blocks, BLOCK=_WAVES
+            of_waves, totals, places.planes, out.energy, out.cell, of_waves.shape[2], BLOCK=_WAVES
         )
     return out
+
+
+def convolved(
+    charged: Tensor, places: Places, splitting: float, order: int
+) -> tuple[Tensor, Tensor]:
+    """Return the potentials of charges on meshes [B, K0, K1, K2], and sums over their waves.
+
+    The sums [B, 7, blocks] are those of `_influence_kernel`.
+    """
+    n_systems, *mesh = charged.shape
+    size = mesh[0], mesh[1], mesh[2]
+    spectrum = torch.fft.rfftn(charged, dim=(1, 2, 3)).contiguous()
+    n_waves = size[0] * size[1] * (size[2] // 2 + 1)
+    n_blocks = triton.cdiv(n_waves, _WAVES)
+    of_waves = charged.new_empty(n_systems, _SUMS.value, n_blocks, dtype=torch.float64)
+    with torch.cuda.device_of(charged):
+        _influence_kernel[(n_blocks, n_systems)](
+            torch.view_as_real(spectrum),
+            inverse_moduli(size, order, charged.dtype, charged.device),
+            places.planes,
+            places.volume,
+            constants((math.pi / splitting) ** 2, device=charged.device),
+            of_waves,
+            n_waves,
+            *size,
+            BLOCK=_WAVES,
+        )
+    potentials = torch.fft.irfftn(spectrum, s=size, dim=(1, 2, 3), norm="forward")
+    return potentials.contiguous(), of_waves
 
 
 def mesh_gradients(

@@ -100,3 +100,48 @@ class ChannelSums(NamedTuple):
     def plus(self, other: ChannelSums) -> ChannelSums:
         """Return the sums of both energies."""
         return ChannelSums(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+class PairTerms(NamedTuple):
+    """Coulomb energy of a pair of unit charges, without Coulomb's constant.
+
+        E(r) = erfc(splitting r) / r + curvature r^2 - shift - erfc(r / damping) / r    r < cutoff
+
+    Attributes
+    ----------
+    cutoff : float
+        Å; infinity for all pairs.
+    splitting : float
+        Splitting parameter of an Ewald sum in 1/Å, or 0.
+    curvature, shift : float
+        Terms of a reaction field, 1/Å^3 and 1/Å.
+    damping : float
+        Damping length in Å, or 0 for point charges.
+    """
+
+    cutoff: float
+    splitting: float = 0.0
+    curvature: float = 0.0
+    shift: float = 0.0
+    damping: float = 0.0
+
+
+class MeshPlaces(NamedTuple):
+    """Positions on a mesh, in the layout of the operator that made them.
+
+    Attributes
+    ----------
+    base : [N, 3] or [3, N]
+        Mesh point below each position.
+    fraction : float64 [N, 3] or [3, N]
+        Distance from it, from 0 to 1.
+    planes : float64 [1, 3, 3]
+        Gradients of the fractional coordinates, 1/Å.
+    sorted : tuple of tensor
+        Other tensors that kernels read.
+    """
+
+    base: Tensor
+    fraction: Tensor
+    planes: Tensor
+    sorted: tuple[Tensor, ...] = ()

@@ -1,0 +1,1 @@
+"""Electrostatics in loops for CPUs."""

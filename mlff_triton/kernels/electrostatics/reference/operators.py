@@ -1,0 +1,12 @@
+"""The operators of a field in plain PyTorch, see `mlff_triton.kernels.electrostatics.protocol`."""
+
+from __future__ import annotations
+
+from mlff_triton.kernels.electrostatics.reference.cross_pairs import gradients_of, potentials_at
+from mlff_triton.kernels.electrostatics.reference.mesh_field import (
+    mesh_places,
+    mesh_potential,
+    mesh_values,
+)
+
+__all__ = ["gradients_of", "mesh_places", "mesh_potential", "mesh_values", "potentials_at"]
