@@ -8,27 +8,30 @@ the force field thus become Gaussian functions, as in D. Das et al., J. Chem. Ph
 I. G. Tironi et al., J. Chem. Phys. 102, 5451 (1995), https://doi.org/10.1063/1.469273.
 
 By particle-mesh Ewald, the sum includes all periodic images, those of the part itself among them,
-and a uniform background that neutralizes the total charge. Its mesh part is the difference of the
-energy of all charges and that of the force field's. Sums are in float64.
+and a uniform background that neutralizes the total charge. Its mesh part is the energy of the
+part's charges in the potential of the force field's and half their own. Nothing is differentiated:
+potentials come with their gradients. Sums are in float64.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mlff_triton.engine.batch import IntArray
-from mlff_triton.kernels.electrostatics.reference import charge_channels
-from mlff_triton.kernels.electrostatics.types import COULOMB, ChannelSums, PMEParameters
-from mlff_triton.model.prediction import FieldSums
+from mlff_triton.kernels.electrostatics.protocol import FieldOperators
+from mlff_triton.kernels.electrostatics.reference.cross_pairs import complement, nearest_images
+from mlff_triton.kernels.electrostatics.types import (
+    COULOMB,
+    MeshPlaces,
+    PairTerms,
+    PMEParameters,
+)
 from mlff_triton.neighbors.box import FloatArray
-
-CHUNK = 1 << 21
-"""Pairs of atoms whose distances are in memory at the same time."""
 
 
 @dataclass(frozen=True)
@@ -74,174 +77,179 @@ class Geometry(NamedTuple):
         Atoms of the part, with its molecules whole, Å.
     sites : float64 [S, 3]
         Charges of the force field; anywhere in a periodic box, Å.
-    site_charges : float64 [S]
-        Elementary charges.
     box : float64 [3, 3] or None
         Reduced box vectors of OpenMM as rows, Å.
     """
 
     own: Tensor
     sites: Tensor
-    site_charges: Tensor
     box: Tensor | None
 
 
-class CrossCoulomb:
-    """The field of a force field's charges, at fixed positions.
+class CrossSums(NamedTuple):
+    """Energies of the part's charges, and their gradients.
 
-    A call with the charges of the part returns their energies and potentials. It also adds up the
-    gradients, whose mean over all calls is that of an ensemble.
+    Attributes
+    ----------
+    energies, potential : float64 [M]
+        Same as for `mlff_triton.model.prediction.FieldSums`.
+    of_own : float64 [M, 3]
+        Derivatives of the energy by positions of the part, at fixed charges, eV/Å.
+    of_sites : float64 [S, 3]
+        Derivatives by positions of the force field's charges.
+    """
+
+    energies: Tensor
+    potential: Tensor
+    of_own: Tensor
+    of_sites: Tensor
+
+
+class Field(NamedTuple):
+    """Results that do not depend on the charges of the part.
+
+    Attributes
+    ----------
+    geometry : Geometry
+        Positions.
+    near : int64 [K] or None
+        Sites that may be within the cutoff, or None for all.
+    potential, gradient : float64 [M], [M, 3]
+        Potential of the force field's charges at the part, V, and its gradient, V/Å.
+    images : tuple of float64 [M, M] and [M, M, 3], or None
+        Interaction of unit charges with images of the others, less that within the molecules
+        themselves, V, and its gradients.
+    places : tuple of MeshPlaces, or None
+        Part and sites on the mesh.
+    """
+
+    geometry: Geometry
+    near: Tensor | None
+    potential: Tensor
+    gradient: Tensor
+    images: tuple[Tensor, Tensor] | None
+    places: tuple[MeshPlaces, MeshPlaces] | None
+
+
+class CrossCoulomb:
+    """Coulomb sums of a part's charges with those of a force field, without waiting for a GPU.
 
     Parameters
     ----------
     surroundings : Surroundings
         Charges of the force field.
-    geometry : Geometry
-        Positions.
-    mesh : PMEParameters, optional
-        Splitting and mesh for the box, for particle-mesh Ewald.
+    operators : FieldOperators
+        Kernels, loops for CPUs or plain PyTorch.
+    device : torch.device
+        Device that computes.
 
     Attributes
     ----------
-    of_own : float64 [M, 3]
-        Derivatives of the energy by positions of the part, at fixed charges, eV/Å: a sum over all
-        calls.
-    of_sites : float64 [S, 3]
-        Derivatives by positions of the force field's charges.
-    n_calls : int
-        Number of calls.
+    mesh : PMEParameters or None
+        Splitting and mesh for the box, for particle-mesh Ewald.
     """
 
     def __init__(
-        self, surroundings: Surroundings, geometry: Geometry, mesh: PMEParameters | None = None
+        self, surroundings: Surroundings, operators: FieldOperators, device: torch.device
     ) -> None:
-        self._surroundings, self._geometry, self._mesh = surroundings, geometry, mesh
-        self.of_own = torch.zeros_like(geometry.own)
-        self.of_sites = torch.zeros_like(geometry.sites)
-        self.n_calls = 0
+        self._surroundings, self._ops = surroundings, operators
+        self._charges = torch.from_numpy(surroundings.charges).to(device)
+        self.mesh: PMEParameters | None = None
 
-    def __call__(self, charges: Tensor) -> FieldSums:
-        """Return the energies and potentials of the part's charges [M]."""
-        self.n_calls += 1
-        charges = charges.double()
-        potential = self._with_sites(charges)
-        energies = charges * potential
-        if self._mesh is not None:
-            for found in (self._with_images(charges), self._with_waves(charges, self._mesh)):
-                energies, potential = energies + found.energies, potential + found.potential
-        return FieldSums(energies, potential)
+    def at(self, geometry: Geometry) -> Field:
+        """Compute the field at positions."""
+        near, ops = self._near(geometry), self._ops
+        sites, charges = _some(geometry.sites, near), _some(self._charges, near)
+        box, terms = self._box(geometry), self._terms
+        potential, gradient = ops.potentials_at(geometry.own, sites, charges, box, terms)
+        if self.mesh is None:
+            return Field(geometry, near, potential, gradient, None, None)
+        assert geometry.box is not None
+        cell = geometry.box[None]
+        own, others = (ops.mesh_places(p, cell, self.mesh) for p in (geometry.own, geometry.sites))
+        waves = ops.mesh_potential(self._charges, others, cell, self.mesh)
+        values, slopes = ops.mesh_values(waves, own, self.mesh)
+        found = potential + values, gradient + slopes
+        return Field(geometry, near, *found, self._images(geometry, self.mesh), (own, others))
 
-    def _with_sites(self, charges: Tensor) -> Tensor:
-        """Add the gradients of pairs within the cutoff, and return the potential of sites [M]."""
-        g, cutoff = self._geometry, self._surroundings.cutoff
-        potential = torch.zeros_like(charges)
-        for some in torch.arange(len(charges), device=charges.device).split(
-            max(1, CHUNK // max(len(g.sites), 1))
-        ):
-            vectors = self._vectors(g.own[some, None] - g.sites)
-            squared = (vectors**2).sum(2)
-            near = torch.nonzero((squared < cutoff**2).any(0)).flatten()
-            vectors, squared = vectors[:, near], squared[:, near]
-            values, slopes = self._pair_energy(squared.sqrt())
-            inside = squared < cutoff**2
-            site_charges = COULOMB * g.site_charges[near]
-            potential[some] = torch.where(inside, values, 0.0) @ site_charges
-            factors = torch.where(inside, slopes, 0.0) * charges[some, None] * site_charges
-            gradients = factors[:, :, None] * vectors
-            self.of_own[some] += gradients.sum(1)
-            self.of_sites[near] -= gradients.sum(0)
-        return potential
+    def sums(self, field: Field, charges: Tensor) -> CrossSums:
+        """Return the energies of the part's charges [M] in a field, and gradients."""
+        charges, ops, geometry = charges.double(), self._ops, field.geometry
+        sites, box = _some(geometry.sites, field.near), self._box(geometry)
+        of_sites = ops.gradients_of(geometry.own, charges, sites, box, self._terms)
+        if field.near is not None:
+            every = torch.zeros_like(geometry.sites)
+            of_sites = every.index_copy_(0, field.near, of_sites)
+        own_potential, gradient = torch.zeros_like(charges), field.gradient
+        if self.mesh is not None:
+            assert geometry.box is not None
+            assert field.places is not None
+            assert field.images is not None
+            own, others = field.places
+            waves = ops.mesh_potential(charges, own, geometry.box[None], self.mesh)
+            values, slopes = ops.mesh_values(waves, own, self.mesh)
+            factors, vectors = field.images
+            own_potential = values + factors @ charges - _self_potential(self.mesh) * charges
+            gradient = gradient + slopes + (vectors * charges[:, None]).sum(1)
+            of_sites = of_sites + ops.mesh_values(waves, others, self.mesh)[1]
+        return CrossSums(
+            charges * (field.potential + 0.5 * own_potential),
+            field.potential + own_potential,
+            charges[:, None] * gradient,
+            self._charges[:, None] * of_sites,
+        )
 
-    def _pair_energy(self, distance: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the energy of pairs of unit charges without Coulomb's constant, and its slope.
-
-        The slope is divided by the distance.
-        """
+    @property
+    def _terms(self) -> PairTerms:
+        """Energy of a pair of unit charges."""
         s = self._surroundings
-        if self._mesh is not None:
-            value, slope = _complement(distance, self._mesh.splitting)
-        else:
-            value, slope = 1 / distance, -1 / distance**3
+        curvature = shift = 0.0
         if s.method == "reaction-field":
-            k = (s.dielectric - 1) / (2 * s.dielectric + 1) / s.cutoff**3
-            c = 3 * s.dielectric / (2 * s.dielectric + 1) / s.cutoff
-            value, slope = value + k * distance**2 - c, slope + 2 * k
-        if s.damping:
-            lost, slope_of_lost = _complement(distance, 1 / s.damping)
-            value, slope = value - lost, slope - slope_of_lost
-        return value, slope
+            curvature = (s.dielectric - 1) / (2 * s.dielectric + 1) / s.cutoff**3
+            shift = 3 * s.dielectric / (2 * s.dielectric + 1) / s.cutoff
+        splitting = 0.0 if self.mesh is None else self.mesh.splitting
+        return PairTerms(s.cutoff, splitting, curvature, shift, s.damping)
 
-    def _with_images(self, charges: Tensor) -> FieldSums:
-        """Add the part's pairs within the cutoff, less those of the molecules themselves.
+    def _box(self, geometry: Geometry) -> Tensor | None:
+        return geometry.box if self._surroundings.periodic else None
+
+    def _near(self, geometry: Geometry) -> Tensor | None:
+        """Return the sites within the cutoff of a sphere around the part, on a CPU.
+
+        Elsewhere, or in a box in which nearest images of the sphere are ambiguous, all are taken.
+        """
+        cutoff, box = self._surroundings.cutoff, self._box(geometry)
+        if geometry.own.is_cuda or math.isinf(cutoff):
+            return None
+        center = (geometry.own.amin(0) + geometry.own.amax(0)) / 2
+        reach = float(torch.linalg.vector_norm(geometry.own - center, dim=1).max()) + cutoff
+        if box is not None and not reach < float(box.diagonal().min()) / 2:
+            return None
+        vectors = nearest_images(geometry.sites - center, box)
+        return torch.nonzero((vectors**2).sum(1) < reach**2).flatten()
+
+    def _images(self, geometry: Geometry, mesh: PMEParameters) -> tuple[Tensor, Tensor]:
+        """Return the interaction of the part's pairs within the cutoff, less that in molecules.
 
         Their own energy is that of the model, and the mesh contains it again.
         """
-        g, cutoff = self._geometry, self._surroundings.cutoff
-        assert self._mesh is not None
-        potential = torch.zeros_like(charges)
-        atoms = torch.arange(len(charges), device=charges.device)
-        for some in atoms.split(max(1, CHUNK // len(charges))):
-            apart = g.own[some, None] - g.own
-            other = some[:, None] != atoms
-            nearest = self._vectors(apart)
-            found = torch.zeros_like(apart)
-            total = torch.zeros_like(apart[:, :, 0])
-            for vectors, reach, is_own in ((nearest, cutoff, False), (apart, math.inf, True)):
-                squared = (vectors**2).sum(2)
-                counts = other & (squared < reach**2)
-                distance = torch.where(counts, squared, 1.0).sqrt()
-                value, slope = -1 / distance, 1 / distance**3
-                if not is_own:
-                    value, slope = _complement(distance, self._mesh.splitting)
-                total += torch.where(counts, value, 0.0)
-                found += torch.where(counts, slope, 0.0)[:, :, None] * vectors
-            potential[some] = COULOMB * (total @ charges)
-            products = COULOMB * charges[some, None] * charges
-            self.of_own[some] += (products[:, :, None] * found).sum(1)
-        return FieldSums(0.5 * charges * potential, potential)
-
-    def _with_waves(self, charges: Tensor, mesh: PMEParameters) -> FieldSums:
-        """Add what the mesh of all charges has beyond that of the force field's."""
-        g, n_own = self._geometry, len(charges)
-        assert g.box is not None
-        outside = torch.cat([torch.zeros_like(charges), g.site_charges])
-        every = torch.cat([charges, g.site_charges])
-        positions = torch.cat([g.own, g.sites])
-        found = _channel_sums(
-            torch.stack([every, outside], dim=1),
-            torch.tensor([1.0, -1.0], dtype=torch.float64, device=charges.device),
-            positions,
-            g.box[None],
-            torch.zeros(len(every), dtype=torch.int32, device=charges.device),
-            mesh,
-        )
-        self.of_own += found.gradient[:n_own]
-        self.of_sites += found.gradient[n_own:]
-        of_all, of_sites = found.potential[:n_own].unbind(1)
-        return FieldSums(0.5 * charges * (of_all + of_sites), of_all)
-
-    def _vectors(self, vectors: Tensor) -> Tensor:
-        """Return vectors between nearest images, which are right up to half the box."""
-        if not self._surroundings.periodic:
-            return vectors
-        box = self._geometry.box
-        assert box is not None
-        for k in (2, 1, 0):  # of reduced box vectors, the later ones lean on the earlier
-            vectors = vectors - torch.round(vectors[..., k : k + 1] / box[k, k]) * box[k]
-        return vectors
+        apart = geometry.own[:, None] - geometry.own
+        other = ~torch.eye(len(apart), dtype=torch.bool, device=apart.device)
+        nearest = nearest_images(apart, geometry.box)
+        counts = other & ((nearest**2).sum(2) < self._surroundings.cutoff**2)
+        distance = torch.where(counts, (nearest**2).sum(2), 1.0).sqrt()
+        value, slope = complement(distance, mesh.splitting)
+        bare = 1 / torch.where(other, (apart**2).sum(2), torch.inf).sqrt()
+        factors = torch.where(counts, value, 0.0) - bare
+        vectors = torch.where(counts, slope, 0.0)[:, :, None] * nearest
+        return COULOMB * factors, COULOMB * (vectors + (bare**3)[:, :, None] * apart)
 
 
-def _channel_sums(charges: Tensor, *others: Any) -> ChannelSums:
-    """Sum over waves by kernels on a GPU, and by plain PyTorch on a CPU."""
-    if not charges.is_cuda:
-        return charge_channels.channel_sums(charges, *others)
-    from mlff_triton.kernels.electrostatics.charge_channels import channel_sums
-
-    return channel_sums(charges, *others)
+def _some(values: Tensor, rows: Tensor | None) -> Tensor:
+    """Return some rows, or all."""
+    return values if rows is None else values.index_select(0, rows)
 
 
-def _complement(distance: Tensor, splitting: float) -> tuple[Tensor, Tensor]:
-    """Return ``erfc(a r) / r``, and its derivative divided by ``r``."""
-    value = torch.erfc(splitting * distance) / distance
-    gaussian = 2 * splitting / math.sqrt(math.pi) * torch.exp(-((splitting * distance) ** 2))
-    return value, -(value + gaussian) / distance**2
+def _self_potential(mesh: PMEParameters) -> float:
+    """Return the potential of a unit charge at itself on a mesh, V."""
+    return 2 * COULOMB * mesh.splitting / math.sqrt(math.pi)

@@ -107,7 +107,7 @@ class Request:
         InputError
             If an option is unknown or invalid.
         BackendError
-            If a route or backend does not support this embedding.
+            If a route does not support this embedding.
         """
         unknown = [name for name in given if name not in OPTIONS]
         if unknown:
@@ -127,11 +127,7 @@ class Request:
             raise BackendError(
                 f"embedding={EMBEDDING!r} has no route={given['route']!r}: use route='python'"
             )
-        if given.get("backend", "auto") not in ("auto", "exact"):
-            raise BackendError(
-                f"embedding={EMBEDDING!r} has no backend={given['backend']!r}: use 'exact'"
-            )
-        given |= {"route": "python", "backend": "exact"}
+        given |= {"route": "python"}
         options = Options(model=model, periodic=False, force_group=force_group, **given)
         return cls(options, damping, float(error), bool(interpolate))
 

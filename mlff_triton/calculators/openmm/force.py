@@ -349,12 +349,14 @@ def import_openmm() -> Any:
     return openmm
 
 
-def positions_of(state: openmm.State) -> NDArray[np.float64]:
-    """Return positions in nm.
+def positions_of(
+    state: openmm.State, out: NDArray[np.float64] | None = None
+) -> NDArray[np.float64]:
+    """Return positions in nm, in an array that may be given.
 
     ``State.getPositions(asNumpy=True)`` returns the same, but spends ten times as long on units.
     """
-    positions = np.empty((state._getNumParticles(), 3))
+    positions = np.empty((state._getNumParticles(), 3)) if out is None else out
     state._getVectorAsNumpy(state.Positions, positions)
     return positions
 

@@ -21,11 +21,13 @@ from tests.support.charged import charged_model
 
 openmm = pytest.importorskip("openmm", reason="OpenMM is an optional extra")
 pytest.importorskip("openmmml", reason="openmm-ml is an optional extra")
+from mlff_triton.calculators.openmm import embedding  # noqa: E402
 from mlff_triton.calculators.openmm.cross_coulomb import (  # noqa: E402
     CrossCoulomb,
     Geometry,
     Surroundings,
 )
+from mlff_triton.calculators.openmm.particle_field import operators_of  # noqa: E402
 from tests.support import mixed_systems as systems  # noqa: E402
 from tests.support.mixed_systems import classical, context_of, energy_of, forces_of  # noqa: E402
 from tests.support.openmm_systems import small_model, topology_of  # noqa: E402
@@ -45,6 +47,15 @@ def polar_model(seed: int = 0, **changes):
     """Return a model with charges of about 1 e, and a Coulomb energy that is not scaled."""
     model = charged_model(seed=seed, **changes)
     model.charges[-1].linears[2].weight.data *= 20
+    model.std.fill_(1.0)
+    return model
+
+
+@functools.cache
+def mild_model(seed: int = 0):
+    """Return a model that fused kernels serve, with smaller charges."""
+    model = charged_model(seed=seed, hidden_channels=32)
+    model.charges[-1].linears[2].weight.data *= 4
     model.std.fill_(1.0)
     return model
 
@@ -150,9 +161,12 @@ def _without_charges(system):
     return system
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    ("device", "backend"),
+    [("cpu", "exact"), ("cpu", "cpu"), pytest.param("cuda", "triton", marks=pytest.mark.gpu)],
+)
 @pytest.mark.parametrize("net", [0.0, 0.7])
-def test_ewald_sums_in_any_box(net, device):
+def test_ewald_sums_in_any_box(net, device, backend):
     atoms = waters()
     cell = torch.tensor([[9.4, 0, 0], [2.1, 9.6, 0], [-3.1, 2.9, 9.3]], dtype=torch.float64)
     positions = torch.from_numpy(atoms.positions @ np.linalg.inv(atoms.cell.array)) @ cell
@@ -168,27 +182,91 @@ def test_ewald_sums_in_any_box(net, device):
     expected = every - own
     by_point, by_charge = torch.autograd.grad(expected.sum(), (points, q))
 
-    surroundings = Surroundings(np.zeros(0, int), np.zeros(0), "pme", True, 4.5, 1.0, 0.0, 1e-6)
+    site_charges, place = charges[n_own:].numpy(), torch.device(device)
+    surroundings = Surroundings(np.arange(75), site_charges, "pme", True, 4.5, 1.0, 0.0, 1e-6)
     # Charges of the force field may be in any image
     sites = positions[n_own:] + torch.randint(-2, 3, (len(q) - n_own, 3)).double() @ cell
-    arrays = positions[:n_own], sites, charges[n_own:], cell
-    geometry = Geometry(*(array.to(device) for array in arrays))
-    field = CrossCoulomb(surroundings, geometry, pme_parameters(cell[None], 4.5, 1e-6))
-    found = field(charges[:n_own].to(device))
+    geometry = Geometry(*(array.to(device) for array in (positions[:n_own], sites, cell)))
+    coulomb = CrossCoulomb(surroundings, operators_of(place, backend), place)
+    coulomb.mesh = pme_parameters(cell[None], 4.5, 1e-6)
+    found = coulomb.sums(coulomb.at(geometry), charges[:n_own].to(device))
     assert found.energies.sum().item() == pytest.approx(expected.item(), abs=1e-5)
     assert_within(found.potential.cpu(), by_charge[:n_own], 1e-5)
-    assert_within(field.of_own.cpu(), by_point[:n_own], 1e-5)
-    assert_within(field.of_sites.cpu(), by_point[n_own:], 1e-5)
+    assert_within(found.of_own.cpu(), by_point[:n_own], 1e-5)
+    assert_within(found.of_sites.cpu(), by_point[n_own:], 1e-5)
+
+
+ON_GPU = [
+    pytest.param("cuda", backend, dtype, marks=pytest.mark.gpu)
+    for backend in ("triton-graph", "triton", "torch", "exact")
+    for dtype in ("float64", "float32")
+]
+ON_CPU = [("cpu", b, d) for b in ("cpu", "torch") for d in ("float64", "float32")]
+
+
+@pytest.mark.parametrize(("device", "backend", "dtype"), [*ON_CPU, *ON_GPU])
+@pytest.mark.parametrize("method", ["NoCutoff", "CutoffNonPeriodic", "CutoffPeriodic", "PME"])
+def test_backends_compute_what_the_exact_module_does(method, device, backend, dtype):
+    """All forces of the coupling are compared, at several positions one after the other.
+
+    Charges in float32 are as exact as those of the module in float32.
+    """
+    atoms, model = waters(), mild_model()
+    system = classical(atoms, method, CUTOFF)
+    options = {"model": model, "forceGroup": 7}
+    exact, ours = (
+        context_of(mixed(system, **options, **given), atoms.positions)
+        for given in (
+            {"device": "cpu", "backend": "exact"},
+            {"device": device, "backend": backend, "dtype": dtype},
+        )
+    )
+    accuracy = {"float64": 1e-8, "float32": 1e-5}[dtype]
+    for step in range(4):  # so far that the neighbor list is made anew
+        moved = atoms.copy()
+        moved.rattle(0.01 * step, seed=step)
+        moved.positions += step * np.array([0.9, -0.5, 0.3])
+        energies, forces = zip(*(_coupling(c, moved.positions) for c in (exact, ours)), strict=True)
+        assert energies[1] == pytest.approx(energies[0], abs=accuracy * 1e3)
+        assert_within(forces[1], forces[0], accuracy)
+        outside = np.delete(np.arange(len(atoms)), PART)
+        assert_within(forces[1][outside], forces[0][outside], accuracy)
+
+
+def _coupling(context, positions):
+    """Return the energy and forces of the model's force alone, at positions in Å."""
+    context.setPositions(positions / 10)
+    state = context.getState(energy=True, forces=True, groups={7})
+    return state.getPotentialEnergy()._value, state.getForces(asNumpy=True)._value
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("method", ["CutoffPeriodic", "PME"])
-def test_gpus_compute_what_cpus_do(method):
+def test_ensembles_and_changing_boxes_on_gpus():
+    """Members have graphs of their own, which are captured again for another mesh."""
     atoms = waters()
-    system = classical(atoms, method, CUTOFF)
-    cpu, gpu = (context_of(mixed(system, device=d), atoms.positions) for d in ("cpu", "cuda"))
-    assert energy_of(gpu) == pytest.approx(energy_of(cpu), abs=1e-6)
-    assert_within(forces_of(gpu), forces_of(cpu), 1e-8)
+    model = Ensemble([mild_model(seed) for seed in (0, 1)])
+    system = classical(atoms, "PME", CUTOFF)
+    contexts = [
+        context_of(mixed(system, model=model, forceGroup=7, device=d), atoms.positions)
+        for d in ("cpu", "cuda")
+    ]
+    for scale in (1.0, 1.3, 1.02, 2.0):
+        for context in contexts:
+            context.setPeriodicBoxVectors(*(scale * atoms.cell.array / 10))
+        (energy, forces), (found, ours) = (_coupling(c, atoms.positions) for c in contexts)
+        assert found == pytest.approx(energy, abs=1e-5)
+        assert_within(ours, forces, 1e-8)
+
+
+@pytest.mark.parametrize(
+    ("device", "backend"),
+    [("cpu", "cpu"), pytest.param("cuda", "triton-graph", marks=pytest.mark.gpu)],
+)
+def test_the_default_is_the_fastest_backend(device, backend, monkeypatch):
+    made, force_of = [], embedding._force_of
+    monkeypatch.setattr(embedding, "_force_of", lambda f, g: made.append(f) or force_of(f, g))
+    mixed(_with(), model=mild_model(), device=device)
+    assert made[0].engine.backend == backend
 
 
 def test_a_far_dimer_is_that_of_the_model():
@@ -504,9 +582,25 @@ def test_options_that_are_refused(name):
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("options", [{"route": "torch"}, {"backend": "torch"}])
-def test_routes_and_backends_that_are_refused(options):
-    with pytest.raises(BackendError, match=re.escape("embedding='ml-charges' has no ")) as refusal:
+REFUSED = {
+    "route": (
+        {"route": "torch"},
+        "embedding='ml-charges' has no route='torch': use route='python'",
+    ),
+    "unknown": ({"backend": "numpy"}, "backend='numpy' is unknown: use 'auto' or one of"),
+    "channels": (
+        {"backend": "triton", "device": "cuda"},
+        "Triton kernels serve (32, 64, 128, 256) channels, not 6; use backend='torch'",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["route", "unknown", pytest.param("channels", marks=pytest.mark.gpu)]
+)
+def test_routes_and_backends_that_are_refused(name):
+    options, message = REFUSED[name]
+    with pytest.raises((BackendError, InputError), match=re.escape(message)) as refusal:
         mixed(_with(), **options)
     assert "\n" not in str(refusal.value)
 
@@ -515,22 +609,6 @@ def test_a_second_force_is_refused():
     system = mixed(_with())
     with pytest.raises(InputError, match="already has a force of mlff_triton"):
         mixed(system)
-
-
-def test_other_backends_refuse_fields():
-    engine = Engine(polar_model(), "cpu", "float64", backend="torch")
-    batch = _batch(PART)
-    with pytest.raises(BackendError, match="backend='exact'"):
-        engine.evaluate_in_field(batch, lambda charges: charges)
-    engine = Engine(small_model(), "cpu", "float64", backend="exact")
-    with pytest.raises(InputError, match="predicts no charges"):
-        engine.evaluate_in_field(batch, lambda charges: charges)
-
-
-def _batch(part):
-    from mlff_triton.engine.batch import Batch
-
-    return Batch.of(waters().numbers[part], waters().positions[part])
 
 
 def test_lengths_may_have_units():
