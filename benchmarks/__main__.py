@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.bio import alignment, docking, models, pairs
 from benchmarks.bio import encoders as bio
-from benchmarks.calculators import fidelity
+from benchmarks.calculators import fidelity, mixed_systems
 from benchmarks.calculators.ase_calculator import ASE
 from benchmarks.calculators.openmm_forces import OPENMM
 from benchmarks.cpu import runner as cpu
@@ -52,6 +52,7 @@ BENCHES = (
     convolution.BENCH,
     electrostatics.BENCH,
     docking.BENCH,
+    mixed_systems.BENCH,
     "fidelity",
     "alignment",
     "md",
@@ -148,6 +149,10 @@ def _run(options: argparse.Namespace) -> int:
         options, electrostatics.BENCH, electrostatics.CASES, electrostatics.IMPLEMENTATIONS
     )
     electrostatics.run_electrostatics(lab, *charged)
+    coupled = _named(
+        options, mixed_systems.BENCH, mixed_systems.CASES, mixed_systems.IMPLEMENTATIONS
+    )
+    mixed_systems.run_mixed(lab, *coupled)
     docked = _named(options, docking.BENCH, docking.CASES, docking.IMPLEMENTATIONS)
     docking.run_docking(lab, *docked)
     simulated, names = _named(options, "fidelity", fidelity.CASES, fidelity.SIMULATIONS)
@@ -194,6 +199,7 @@ def select(options: argparse.Namespace) -> tuple[list[Case], list[Operator], lis
     names += convolution.CASES if convolution.BENCH in benches else ()
     names += electrostatics.CASES if electrostatics.BENCH in benches else ()
     names += docking.CASES if docking.BENCH in benches else ()
+    names += mixed_systems.CASES if mixed_systems.BENCH in benches else ()
     names += alignment.CASES if "alignment" in benches else ()
     names += MD_CASES if "md" in benches else ()
     names += trained.CASES if training.BENCH in benches else ()
@@ -250,7 +256,7 @@ def _only(options: argparse.Namespace) -> list[str]:
     given = options.only.split(",") if options.only else []
     names += [*bio.IMPLEMENTATIONS, *models.IMPLEMENTATIONS, *pairs.IMPLEMENTATIONS]
     names += [*convolution.IMPLEMENTATIONS, *electrostatics.IMPLEMENTATIONS]
-    names += docking.IMPLEMENTATIONS
+    names += [*docking.IMPLEMENTATIONS, *mixed_systems.IMPLEMENTATIONS]
     names += [*alignment.METHODS, *training.IMPLEMENTATIONS, *cpu.IMPLEMENTATIONS]
     return _known(given, names, "implementation")
 
