@@ -29,8 +29,8 @@ class DeviceBatches:
     def __init__(self, model: DeviceModel, n_atoms: int, n_systems: int) -> None:
         self._state = DeviceState(model, n_atoms, n_systems)
         self._step: StepGraph[Outputs] = StepGraph(model.pool)
-        self._round_trip: StepGraph[None] = StepGraph(model.pool)
-        self._in_field: StepGraph[None] = StepGraph(model.pool)
+        self._round_trip: StepGraph[Tensor] = StepGraph(model.pool)
+        self._in_field: StepGraph[Tensor] = StepGraph(model.pool)
         self._staging = pinned(model.device, n_atoms, 3)
         self._staged = self._staging.numpy()
         totals = Totals(pinned(model.device, n_systems, WIDTH))
@@ -109,30 +109,37 @@ class DeviceBatches:
         if self._state.is_due:
             self._upload()
 
-        def launch() -> None:
+        def launch() -> Tensor:
             field.prepare()
-            self._launch_round_trip(field)
+            status = self._launch_round_trip(field)
             field.finish()
+            return status
 
         def run() -> int:
             if field.layout is None:
-                launch()
-            else:
-                self._in_field.run(launch, (self._state.neighbors.layout, field.layout))
-            self._state.wait()
-            return int(self._status.max())
+                return self._wait(launch())
+            layout = self._state.neighbors.layout, field.layout
+            return self._wait(self._in_field.run(launch, layout))
 
         self._state.settle(run)
         return self._prediction.map(_copied)
 
     def _run_round_trip(self) -> int:
         """Run a step with its transfers, and return the highest status of any atom."""
-        self._round_trip.run(self._launch_round_trip, self._state.neighbors.layout)
+        layout = self._state.neighbors.layout
+        return self._wait(self._round_trip.run(self._launch_round_trip, layout))
+
+    def _wait(self, status: Tensor) -> int:
+        """Wait for a step with this status of atoms, and return the highest one of any."""
+        self._state.status = status
         self._state.wait()
         return int(self._status.max())
 
-    def _launch_round_trip(self, field: Potentials | None = None) -> None:
-        """Launch uploads, step and downloads: one graph, as calls cost more than small copies."""
+    def _launch_round_trip(self, field: Potentials | None = None) -> Tensor:
+        """Launch uploads, step and downloads: one graph, as calls cost more than small copies.
+
+        Return the status of each atom.
+        """
         self._upload()
         outputs = self._state.launch_in(field)
         downloaded = self._downloaded
@@ -143,6 +150,7 @@ class DeviceBatches:
             target, source = getattr(downloaded, name), getattr(outputs, name)
             if target is not None:
                 target.copy_(source, non_blocking=True)
+        return self._state.status
 
     def _upload(self) -> None:
         self._state.atoms.positions.copy_(self._staging, non_blocking=True)

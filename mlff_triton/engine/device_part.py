@@ -209,7 +209,7 @@ class PartState(DeviceState):
     def launch_edges(self) -> Tensor:
         """Launch the kernel that finds the edges, and return the highest status of any atom, []."""
         self._geometry = self._find_edges()
-        return self._status.max()
+        return self.status.max()
 
     def launch_network(self) -> tuple[Outputs, Tensor]:
         """Launch the kernels of the network, with the edges that were found last.
@@ -233,7 +233,7 @@ class PartState(DeviceState):
         assert self._sorted is not None
         model, near = self.model, self._geometry.near
         if model.parameters.charges is None:
-            given = model.operators, model.parameters, self._sorted, near, self._status
+            given = model.operators, model.parameters, self._sorted, near, self.status
             outputs = evaluate_part(*given, self.neighbors.rows, borders)
         else:
             assert borders is not None
@@ -248,7 +248,7 @@ class PartState(DeviceState):
         own = replace(systems, system_ptr=self._own_ptr)
         given = operators, self.model.parameters, own, self._geometry, self.neighbors.sizes[0]
         forces, atoms, uncertainty = evaluate_charged_part(*given, borders)
-        totals = self.model.operators.totals(atoms, self._status, systems.system_ptr)
+        totals = self.model.operators.totals(atoms, self.status, systems.system_ptr)
         return Outputs(Totals(totals), forces, atoms, None, uncertainty)
 
     @property

@@ -46,6 +46,8 @@ class DeviceState:
 
     Attributes
     ----------
+    status : int32 [N]
+        Status bits of each atom in the last step, which belong to its graph if it has one.
     has_contacts : bool
         True if atoms were in contact in the last step, by the limits of `DeviceNeighbors.watch`.
     """
@@ -59,7 +61,7 @@ class DeviceState:
         self._sorted: Systems | None = None
         # in a pool of its own, as that of a step is only freed with the last graph in it
         self._rebuilding: StepGraph[None] = StepGraph(None if model.pool is None else GraphPool())
-        self._status = torch.zeros(n_atoms, dtype=torch.int32, device=model.device)
+        self.status = torch.zeros(n_atoms, dtype=torch.int32, device=model.device)
         self._is_built = False
         self._compiled_layout = -1
         self._age = self._last_age = 0  # see `_grow_older`
@@ -185,17 +187,17 @@ class DeviceState:
         assert self._sorted is not None
         model, p, geometry = self.model, self.model.parameters, self._find_edges()
         if p.charges is None:
-            return evaluate_step(model.operators, p, self._sorted, geometry.near, self._status)
+            return evaluate_step(model.operators, p, self._sorted, geometry.near, self.status)
         operators = Operators(model.operators, model.charged_operators, channel_sums)
-        return evaluate_charged_step(operators, p, self._sorted, geometry, self._status, field)
+        return evaluate_charged_step(operators, p, self._sorted, geometry, self.status, field)
 
     def _find_edges(self) -> Geometry:
         """Launch the kernels that find the edges and the status of each atom."""
-        near, self._status = self.neighbors.edges()
+        near, self.status = self.neighbors.edges()
         charges = self.model.parameters.charges
         far = near if charges is not None and charges.is_truncated else None
         if self.neighbors.has_far_edges:
-            far, self._status = self.neighbors.far_edges(self._status)
+            far, self.status = self.neighbors.far_edges(self.status)
         mesh = None if self._mesh is None else self._mesh.in_cells(self.atoms.cell)
         return Geometry(self.atoms.positions, near, far, mesh)
 
@@ -231,7 +233,7 @@ class DeviceState:
 
     def raise_problems(self) -> None:
         """Raise the error that the last step stands for, if any. This waits."""
-        self.raise_problem(int(self._status.max()))
+        self.raise_problem(int(self.status.max()))
 
     def raise_problem(self, worst: int) -> None:
         """Raise the error that a status stands for, if any."""
@@ -249,7 +251,7 @@ class DeviceState:
 
     def _flagged(self, bit: int) -> list[int]:
         """Return the atoms that have a bit set in their status."""
-        return torch.nonzero(self._status & bit)[:, 0].tolist()
+        return torch.nonzero(self.status & bit)[:, 0].tolist()
 
     def wait(self) -> None:
         """Wait until the GPU has finished all work queued on the current stream."""

@@ -70,6 +70,7 @@ class ParticleField:
         self._box = _Copied(device, 3, 3)
         self._forces = _Copied(device, n_particles, 3)
         self.positions = self._particles.host.numpy()
+        self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._plan: MeshPlan | None = None
         self._total: NDArray[np.float64] | None = None
         self._n_calls = 0
@@ -99,7 +100,18 @@ class ParticleField:
             self._layout = next(_LAYOUTS)
 
     def prepare(self) -> None:
-        """Queue the transfer of positions, and the potential of the force field's charges."""
+        """Queue the transfer of positions, and the potential of the force field's charges.
+
+        A GPU computes it beside the network, which needs a small part of it for so few atoms.
+        """
+        if self._beside is None:
+            self._find()
+            return
+        self._beside.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._beside):
+            self._find()
+
+    def _find(self) -> None:
         for each in (self._particles, self._own, self._box):
             each.upload()
         sites = NM * self._particles.device.index_select(0, self._sites)
@@ -108,6 +120,8 @@ class ParticleField:
 
     def __call__(self, charges: Tensor) -> FieldSums:
         """Queue the energies of the part's charges [M], in the order of its atoms."""
+        if self._beside is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._beside)
         self._sums: CrossSums = self._coulomb.sums(self._field, charges)
         return FieldSums(self._sums.energies, self._sums.potential)
 

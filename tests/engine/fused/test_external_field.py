@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from mlff_triton import Engine
+from mlff_triton.errors import InputError
 from mlff_triton.testing import assert_close, random_cluster
 from tests.support.charged import charged_model, crystal
 from tests.support.device_steps import batch_of
@@ -85,3 +86,19 @@ def test_repeated_steps_count_once(device, graphs):
     assert len(field.charges) == 3
     assert field.n_prepared == 4
     assert torch.isfinite(field.charges[-1]).all()
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_errors_name_atoms_after_other_steps(device, graphs):
+    """Steps with and without a field have graphs of their own, each with its own status."""
+    ours, _ = engines(device, graphs)
+    atoms, field = random_cluster(4), CurvedField(4, device)
+    ours.evaluate_in_field(batch_of(atoms), field)
+    ours.evaluate(batch_of(atoms))
+    lost = batch_of(atoms)
+    lost.positions[2, 1] = np.nan
+    with pytest.raises(InputError, match="the position of atom 2 is NaN") as refusal:
+        ours.evaluate_in_field(lost, field)
+    assert "\n" not in str(refusal.value)
+    assert len(field.charges) == 1

@@ -12,11 +12,20 @@ import torch
 from torch import Tensor
 
 from mlff_triton.kernels.common.cpu.compilation import allocating_loop, inlined, run
+from mlff_triton.kernels.electrostatics.reference import mesh_field as reference
 from mlff_triton.kernels.electrostatics.reference.mesh_ewald import influence
-from mlff_triton.kernels.electrostatics.reference.mesh_field import filtered, mesh_places
 from mlff_triton.kernels.electrostatics.types import MeshPlaces, PMEParameters
 
-__all__ = ["mesh_places", "mesh_potential", "mesh_values"]
+
+def mesh_places(positions: Tensor, cell: Tensor, parameters: PMEParameters) -> MeshPlaces:
+    """Find positions on a mesh, and an order in which neighbors follow each other.
+
+    Mesh points of the next position are mostly in the cache then.
+    """
+    found = reference.mesh_places(positions, cell, parameters)
+    x, y, z = found.base.nan_to_num(0, 0, 0).long().unbind(1)
+    k0, k1, k2 = parameters.mesh
+    return found._replace(sorted=(((x % k0 * k1 + y % k1) * k2 + z % k2).argsort(stable=True),))
 
 
 def mesh_potential(
@@ -24,9 +33,9 @@ def mesh_potential(
 ) -> Tensor:
     """Compute the potential of charges [N], with their own, on a mesh [K0, K1, K2], V."""
     mesh = charges.new_zeros(parameters.mesh)
-    given = charges, places.base, places.fraction, parameters.order, mesh
+    given = charges, places.base, places.fraction, *places.sorted, parameters.order, mesh
     run(_spread, len(charges), *given, in_order=True)  # as points belong to several charges
-    return filtered(mesh, _influence(tuple(cell.flatten().tolist()), parameters))
+    return reference.filtered(mesh, _influence(tuple(cell.flatten().tolist()), parameters))
 
 
 @lru_cache(maxsize=2)
@@ -42,7 +51,7 @@ def mesh_values(
     values, gradients = torch.empty_like(places.base[:, 0]), torch.empty_like(places.base)
     size = torch.tensor(parameters.mesh, dtype=mesh.dtype)
     planes = (places.planes[0] * size).contiguous()
-    given = mesh, places.base, places.fraction, planes, parameters.order
+    given = mesh, places.base, places.fraction, *places.sorted, planes, parameters.order
     run(_gather, len(values), *given, values, gradients)
     return values, gradients
 
@@ -83,9 +92,10 @@ def _points(base, order, mesh, points):
 
 
 @allocating_loop
-def _spread(charges, base, fraction, order, mesh, first, last):
+def _spread(charges, base, fraction, rows, order, mesh, first, last):
     lines, points = np.empty((3, 8)), np.empty((3, 8), np.uint64)
-    for a in range(first, last):
+    for row in range(first, last):
+        a = rows[row]
         _splines(fraction[a], order, lines)
         _points(base[a], order, mesh, points)
         for i in range(order):
@@ -96,9 +106,10 @@ def _spread(charges, base, fraction, order, mesh, first, last):
 
 
 @allocating_loop
-def _gather(mesh, base, fraction, planes, order, values, gradients, first, last):
+def _gather(mesh, base, fraction, rows, planes, order, values, gradients, first, last):
     lines, slopes, points = np.empty((3, 8)), np.empty((3, 8)), np.empty((3, 8), np.uint64)
-    for a in range(first, last):
+    for row in range(first, last):
+        a = rows[row]
         _splines(fraction[a], order, lines)
         _spline_slopes(fraction[a], order, slopes)
         _points(base[a], order, mesh, points)
