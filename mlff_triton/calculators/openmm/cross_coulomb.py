@@ -16,6 +16,7 @@ potentials come with their gradients. Sums are in float64.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,7 +25,11 @@ from torch import Tensor
 
 from mlff_triton.engine.batch import IntArray
 from mlff_triton.kernels.electrostatics.protocol import FieldOperators
-from mlff_triton.kernels.electrostatics.reference.cross_pairs import complement, nearest_images
+from mlff_triton.kernels.electrostatics.reference.cross_pairs import (
+    CHUNK,
+    complement,
+    nearest_images,
+)
 from mlff_triton.kernels.electrostatics.types import (
     COULOMB,
     MeshPlaces,
@@ -116,9 +121,8 @@ class Field(NamedTuple):
         Sites that may be within the cutoff, or None for all.
     potential, gradient : float64 [M], [M, 3]
         Potential of the force field's charges at the part, V, and its gradient, V/Å.
-    images : tuple of float64 [M, M] and [M, M, 3], or None
-        Interaction of unit charges with images of the others, less that within the molecules
-        themselves, V, and its gradients.
+    images : list of tuples, or None
+        All that `CrossCoulomb.images` yields, if it is little.
     places : tuple of MeshPlaces, or None
         Part and sites on the mesh.
     """
@@ -127,7 +131,7 @@ class Field(NamedTuple):
     near: Tensor | None
     potential: Tensor
     gradient: Tensor
-    images: tuple[Tensor, Tensor] | None
+    images: list[tuple[Tensor, Tensor]] | None
     places: tuple[MeshPlaces, MeshPlaces] | None
 
 
@@ -170,7 +174,9 @@ class CrossCoulomb:
         waves = ops.mesh_potential(self._charges, others, cell, self.mesh)
         values, slopes = ops.mesh_values(waves, own, self.mesh)
         found = potential + values, gradient + slopes
-        return Field(geometry, near, *found, self._images(geometry, self.mesh), (own, others))
+        are_few = len(geometry.own) ** 2 <= CHUNK
+        images = list(self.images(geometry, self.mesh)) if are_few else None
+        return Field(geometry, near, *found, images, (own, others))
 
     def sums(self, field: Field, charges: Tensor) -> CrossSums:
         """Return the energies of the part's charges [M] in a field, and gradients."""
@@ -184,13 +190,14 @@ class CrossCoulomb:
         if self.mesh is not None:
             assert geometry.box is not None
             assert field.places is not None
-            assert field.images is not None
             own, others = field.places
             waves = ops.mesh_potential(charges, own, geometry.box[None], self.mesh)
             values, slopes = ops.mesh_values(waves, own, self.mesh)
-            factors, vectors = field.images
-            own_potential = values + factors @ charges - _self_potential(self.mesh) * charges
-            gradient = gradient + slopes + (vectors * charges[:, None]).sum(1)
+            images = field.images or self.images(geometry, self.mesh)
+            pairs = [(v @ charges, (s * charges[:, None]).sum(1)) for v, s in images]
+            of_images, slopes_of_images = (torch.cat(each) for each in zip(*pairs, strict=True))
+            own_potential = values + of_images - _self_potential(self.mesh) * charges
+            gradient = gradient + slopes + slopes_of_images
             of_sites = of_sites + ops.mesh_values(waves, others, self.mesh)[1]
         return CrossSums(
             charges * (field.potential + 0.5 * own_potential),
@@ -228,21 +235,30 @@ class CrossCoulomb:
         vectors = nearest_images(geometry.sites - center, box)
         return torch.nonzero((vectors**2).sum(1) < reach**2).flatten()
 
-    def _images(self, geometry: Geometry, mesh: PMEParameters) -> tuple[Tensor, Tensor]:
-        """Return the interaction of the part's pairs within the cutoff, less that in molecules.
+    def images(self, geometry: Geometry, mesh: PMEParameters) -> Iterator[tuple[Tensor, Tensor]]:
+        """Compute the interaction of the part's pairs within the cutoff, less that in molecules.
 
         Their own energy is that of the model, and the mesh contains it again.
+
+        Yields
+        ------
+        float64 [K, M]
+            Energies of unit charges at the next K atoms with those at all atoms, V.
+        float64 [K, M, 3]
+            Their derivatives by the positions of the K atoms, V/Å.
         """
-        apart = geometry.own[:, None] - geometry.own
-        other = ~torch.eye(len(apart), dtype=torch.bool, device=apart.device)
-        nearest = nearest_images(apart, geometry.box)
-        counts = other & ((nearest**2).sum(2) < self._surroundings.cutoff**2)
-        distance = torch.where(counts, (nearest**2).sum(2), 1.0).sqrt()
-        value, slope = complement(distance, mesh.splitting)
-        bare = 1 / torch.where(other, (apart**2).sum(2), torch.inf).sqrt()
-        factors = torch.where(counts, value, 0.0) - bare
-        vectors = torch.where(counts, slope, 0.0)[:, :, None] * nearest
-        return COULOMB * factors, COULOMB * (vectors + (bare**3)[:, :, None] * apart)
+        atoms = torch.arange(len(geometry.own), device=geometry.own.device)
+        for some in atoms.split(max(1, CHUNK // len(atoms))):
+            apart = geometry.own.index_select(0, some)[:, None] - geometry.own
+            other = some[:, None] != atoms
+            nearest = nearest_images(apart, geometry.box)
+            counts = other & ((nearest**2).sum(2) < self._surroundings.cutoff**2)
+            distance = torch.where(counts, (nearest**2).sum(2), 1.0).sqrt()
+            value, slope = complement(distance, mesh.splitting)
+            bare = 1 / torch.where(other, (apart**2).sum(2), torch.inf).sqrt()
+            factors = torch.where(counts, value, 0.0) - bare
+            vectors = torch.where(counts, slope, 0.0)[:, :, None] * nearest
+            yield COULOMB * factors, COULOMB * (vectors + (bare**3)[:, :, None] * apart)
 
 
 def _some(values: Tensor, rows: Tensor | None) -> Tensor:

@@ -21,7 +21,7 @@ from tests.support.charged import charged_model
 
 openmm = pytest.importorskip("openmm", reason="OpenMM is an optional extra")
 pytest.importorskip("openmmml", reason="openmm-ml is an optional extra")
-from mlff_triton.calculators.openmm import embedding  # noqa: E402
+from mlff_triton.calculators.openmm import cross_coulomb, embedding  # noqa: E402
 from mlff_triton.calculators.openmm.cross_coulomb import (  # noqa: E402
     CrossCoulomb,
     Geometry,
@@ -194,6 +194,19 @@ def test_ewald_sums_in_any_box(net, device, backend):
     assert_within(found.potential.cpu(), by_charge[:n_own], 1e-5)
     assert_within(found.of_own.cpu(), by_point[:n_own], 1e-5)
     assert_within(found.of_sites.cpu(), by_point[n_own:], 1e-5)
+
+
+@pytest.mark.parametrize("limit", [1, 7, 20, 1000])
+def test_large_parts_need_little_memory(limit, monkeypatch):
+    """Pairs of the part are computed a few at a time, when the charges are known."""
+    atoms = waters()
+    system = classical(atoms, "PME", CUTOFF)
+    context = context_of(mixed(system), atoms.positions)
+    expected = energy_of(context), forces_of(context)
+    monkeypatch.setattr(cross_coulomb, "CHUNK", limit)
+    context.setPositions(atoms.positions / 10)
+    assert energy_of(context) == pytest.approx(expected[0], abs=1e-9)
+    assert_within(forces_of(context), expected[1], 1e-12)
 
 
 ON_GPU = [
