@@ -100,14 +100,17 @@ class CrossSums(NamedTuple):
         Same as for `mlff_triton.model.prediction.FieldSums`.
     of_own : float64 [M, 3]
         Derivatives of the energy by positions of the part, at fixed charges, eV/Å.
-    of_sites : float64 [S, 3]
-        Derivatives by positions of the force field's charges.
+    charges : float64 [M]
+        Charges of the part.
+    waves : float64 [K0, K1, K2] or None
+        Their potential on the mesh.
     """
 
     energies: Tensor
     potential: Tensor
     of_own: Tensor
-    of_sites: Tensor
+    charges: Tensor
+    waves: Tensor | None
 
 
 class Field(NamedTuple):
@@ -179,18 +182,13 @@ class CrossCoulomb:
         return Field(geometry, near, *found, images, (own, others))
 
     def sums(self, field: Field, charges: Tensor) -> CrossSums:
-        """Return the energies of the part's charges [M] in a field, and gradients."""
+        """Return the energies of the part's charges [M] in a field, and gradients at the part."""
         charges, ops, geometry = charges.double(), self._ops, field.geometry
-        sites, box = _some(geometry.sites, field.near), self._box(geometry)
-        of_sites = ops.gradients_of(geometry.own, charges, sites, box, self._terms)
-        if field.near is not None:
-            every = torch.zeros_like(geometry.sites)
-            of_sites = every.index_copy_(0, field.near, of_sites)
-        own_potential, gradient = torch.zeros_like(charges), field.gradient
+        own_potential, gradient, waves = torch.zeros_like(charges), field.gradient, None
         if self.mesh is not None:
             assert geometry.box is not None
             assert field.places is not None
-            own, others = field.places
+            own, _ = field.places
             waves = ops.mesh_potential(charges, own, geometry.box[None], self.mesh)
             values, slopes = ops.mesh_values(waves, own, self.mesh)
             images = field.images or self.images(geometry, self.mesh)
@@ -198,13 +196,30 @@ class CrossCoulomb:
             of_images, slopes_of_images = (torch.cat(each) for each in zip(*pairs, strict=True))
             own_potential = values + of_images - _self_potential(self.mesh) * charges
             gradient = gradient + slopes + slopes_of_images
-            of_sites = of_sites + ops.mesh_values(waves, others, self.mesh)[1]
         return CrossSums(
             charges * (field.potential + 0.5 * own_potential),
             field.potential + own_potential,
             charges[:, None] * gradient,
-            self._charges[:, None] * of_sites,
+            charges,
+            waves,
         )
+
+    def at_sites(self, field: Field, sums: CrossSums) -> Tensor:
+        """Return derivatives [S, 3] of the energy by positions of the force field's charges, eV/Å.
+
+        The network does not depend on them.
+        """
+        geometry, ops = field.geometry, self._ops
+        sites, box = _some(geometry.sites, field.near), self._box(geometry)
+        gradient = ops.gradients_of(geometry.own, sums.charges, sites, box, self._terms)
+        if field.near is not None:
+            every = torch.zeros_like(geometry.sites)
+            gradient = every.index_copy_(0, field.near, gradient)
+        if self.mesh is not None:
+            assert field.places is not None
+            assert sums.waves is not None
+            gradient = gradient + ops.mesh_values(sums.waves, field.places[1], self.mesh)[1]
+        return self._charges[:, None] * gradient
 
     @property
     def _terms(self) -> PairTerms:

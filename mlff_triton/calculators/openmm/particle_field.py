@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -100,38 +102,48 @@ class ParticleField:
             self._layout = next(_LAYOUTS)
 
     def prepare(self) -> None:
-        """Queue the transfer of positions, and the potential of the force field's charges.
-
-        A GPU computes it beside the network, which needs a small part of it for so few atoms.
-        """
-        if self._beside is None:
-            self._find()
-            return
-        self._beside.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._beside):
-            self._find()
-
-    def _find(self) -> None:
-        for each in (self._particles, self._own, self._box):
-            each.upload()
-        sites = NM * self._particles.device.index_select(0, self._sites)
-        box = self._box.device if self._surroundings.periodic else None
-        self._field: Field = self._coulomb.at(Geometry(self._own.device, sites, box))
+        """Queue the transfer of positions, and the potential of the force field's charges."""
+        with self._beside_network():
+            for each in (self._particles, self._own, self._box):
+                each.upload()
+            sites = NM * self._particles.device.index_select(0, self._sites)
+            box = self._box.device if self._surroundings.periodic else None
+            self._field: Field = self._coulomb.at(Geometry(self._own.device, sites, box))
 
     def __call__(self, charges: Tensor) -> FieldSums:
-        """Queue the energies of the part's charges [M], in the order of its atoms."""
-        if self._beside is not None:
-            torch.cuda.current_stream(self._device).wait_stream(self._beside)
+        """Queue the energies of the part's charges [M], in the order of its atoms.
+
+        Forces on all particles, and their transfer, are queued beside the rest of the step.
+        """
+        self._join()
         self._sums: CrossSums = self._coulomb.sums(self._field, charges)
+        with self._beside_network():
+            forces, factor = self._forces.device.zero_(), -EV_TO_KJ_PER_MOL * NM
+            of_sites = self._coulomb.at_sites(self._field, self._sums)
+            forces.index_copy_(0, self._sites, factor * of_sites)
+            forces.index_copy_(0, self._part, factor * self._sums.of_own)
+            self._forces.download()
         return FieldSums(self._sums.energies, self._sums.potential)
 
     def finish(self) -> None:
-        """Queue the transfer of forces on all particles."""
-        forces, factor = self._forces.device.zero_(), -EV_TO_KJ_PER_MOL * NM
-        forces.index_copy_(0, self._sites, factor * self._sums.of_sites)
-        forces.index_copy_(0, self._part, factor * self._sums.of_own)
-        self._forces.download()
+        """Let the step wait for forces; until then, no memory that they read is used again."""
+        self._join()
         del self._field, self._sums
+
+    @contextmanager
+    def _beside_network(self) -> Iterator[None]:
+        """Queue work beside the network, which needs a small part of a GPU for so few atoms."""
+        if self._beside is None:
+            yield
+            return
+        self._beside.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._beside):
+            yield
+
+    def _join(self) -> None:
+        """Let the current stream wait for what is queued beside it."""
+        if self._beside is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._beside)
 
     def collect(self) -> None:
         """Add the forces of the last step."""
