@@ -15,6 +15,8 @@ from mlff_triton.kernels.electrostatics.types import COULOMB, PairTerms
 
 PAIRS = 2048
 """Pairs that are worth a thread."""
+DAMPED = 6.0
+"""Damping lengths beyond which ``erfc(r / d)`` is below 3e-17, and nothing is left of it."""
 
 
 def potentials_at(
@@ -80,7 +82,7 @@ def _energy(squared, terms):
         value, slope = _complement(r, terms[1])
     value += terms[2] * squared - terms[3]
     slope += 2.0 * terms[2]
-    if terms[4] > 0.0:
+    if r < DAMPED * terms[4]:
         lost, slope_of_lost = _complement(r, 1.0 / terms[4])
         value -= lost
         slope -= slope_of_lost
