@@ -113,6 +113,24 @@ class CrossSums(NamedTuple):
     waves: Tensor | None
 
 
+class Partners(NamedTuple):
+    """Sites with which the part may have pairs within the cutoff.
+
+    Attributes
+    ----------
+    rows : int64 [K] or None
+        Their indices; None for all sites.
+    sites : float64 [K, 3]
+        Positions, Å.
+    box : float64 [3, 3] or None
+        Box in which vectors are those between nearest images; None if they are as given.
+    """
+
+    rows: Tensor | None
+    sites: Tensor
+    box: Tensor | None
+
+
 class Field(NamedTuple):
     """Results that do not depend on the charges of the part.
 
@@ -120,8 +138,8 @@ class Field(NamedTuple):
     ----------
     geometry : Geometry
         Positions.
-    near : int64 [K] or None
-        Sites that may be within the cutoff, or None for all.
+    near : Partners
+        Sites of sums over pairs.
     potential, gradient : float64 [M], [M, 3]
         Potential of the force field's charges at the part, V, and its gradient, V/Å.
     images : list of tuples, or None
@@ -131,7 +149,7 @@ class Field(NamedTuple):
     """
 
     geometry: Geometry
-    near: Tensor | None
+    near: Partners
     potential: Tensor
     gradient: Tensor
     images: list[tuple[Tensor, Tensor]] | None
@@ -165,10 +183,11 @@ class CrossCoulomb:
 
     def at(self, geometry: Geometry) -> Field:
         """Compute the field at positions."""
-        near, ops = self._near(geometry), self._ops
-        sites, charges = _some(geometry.sites, near), _some(self._charges, near)
-        box, terms = self._box(geometry), self._terms
-        potential, gradient = ops.potentials_at(geometry.own, sites, charges, box, terms)
+        near, ops, charges = self._near(geometry), self._ops, self._charges
+        if near.rows is not None:
+            charges = charges.index_select(0, near.rows)
+        given = geometry.own, near.sites, charges, near.box, self._terms
+        potential, gradient = ops.potentials_at(*given)
         if self.mesh is None:
             return Field(geometry, near, potential, gradient, None, None)
         assert geometry.box is not None
@@ -209,12 +228,12 @@ class CrossCoulomb:
 
         The network does not depend on them.
         """
-        geometry, ops = field.geometry, self._ops
-        sites, box = _some(geometry.sites, field.near), self._box(geometry)
-        gradient = ops.gradients_of(geometry.own, sums.charges, sites, box, self._terms)
-        if field.near is not None:
+        geometry, near, ops = field.geometry, field.near, self._ops
+        given = geometry.own, sums.charges, near.sites, near.box, self._terms
+        gradient = ops.gradients_of(*given)
+        if near.rows is not None:
             every = torch.zeros_like(geometry.sites)
-            gradient = every.index_copy_(0, field.near, gradient)
+            gradient = every.index_copy_(0, near.rows, gradient)
         if self.mesh is not None:
             assert field.places is not None
             assert sums.waves is not None
@@ -235,20 +254,23 @@ class CrossCoulomb:
     def _box(self, geometry: Geometry) -> Tensor | None:
         return geometry.box if self._surroundings.periodic else None
 
-    def _near(self, geometry: Geometry) -> Tensor | None:
+    def _near(self, geometry: Geometry) -> Partners:
         """Return the sites within the cutoff of a sphere around the part, on a CPU.
 
-        Elsewhere, or in a box in which nearest images of the sphere are ambiguous, all are taken.
+        They are the images nearest to its center, and so to its atoms. On a GPU, which would wait
+        for their number, or in a box in which such images are ambiguous, all are taken.
         """
         cutoff, box = self._surroundings.cutoff, self._box(geometry)
+        every = Partners(None, geometry.sites, box)
         if geometry.own.is_cuda or math.isinf(cutoff):
-            return None
+            return every
         center = (geometry.own.amin(0) + geometry.own.amax(0)) / 2
         reach = float(torch.linalg.vector_norm(geometry.own - center, dim=1).max()) + cutoff
         if box is not None and not reach < float(box.diagonal().min()) / 2:
-            return None
+            return every
         vectors = nearest_images(geometry.sites - center, box)
-        return torch.nonzero((vectors**2).sum(1) < reach**2).flatten()
+        rows = torch.nonzero((vectors**2).sum(1) < reach**2).flatten()
+        return Partners(rows, center + vectors.index_select(0, rows), None)
 
     def images(self, geometry: Geometry, mesh: PMEParameters) -> Iterator[tuple[Tensor, Tensor]]:
         """Compute the interaction of the part's pairs within the cutoff, less that in molecules.
@@ -274,11 +296,6 @@ class CrossCoulomb:
             factors = torch.where(counts, value, 0.0) - bare
             vectors = torch.where(counts, slope, 0.0)[:, :, None] * nearest
             yield COULOMB * factors, COULOMB * (vectors + (bare**3)[:, :, None] * apart)
-
-
-def _some(values: Tensor, rows: Tensor | None) -> Tensor:
-    """Return some rows, or all."""
-    return values if rows is None else values.index_select(0, rows)
 
 
 def _self_potential(mesh: PMEParameters) -> float:

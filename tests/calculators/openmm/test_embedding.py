@@ -25,6 +25,7 @@ from mlff_triton.calculators.openmm import cross_coulomb, embedding  # noqa: E40
 from mlff_triton.calculators.openmm.cross_coulomb import (  # noqa: E402
     CrossCoulomb,
     Geometry,
+    Partners,
     Surroundings,
 )
 from mlff_triton.calculators.openmm.particle_field import operators_of  # noqa: E402
@@ -195,6 +196,43 @@ def test_ewald_sums_in_any_box(net, device, backend):
     assert_within(found.potential.cpu(), by_charge[:n_own], 1e-5)
     assert_within(found.of_own.cpu(), by_point[:n_own], 1e-5)
     assert_within(coulomb.at_sites(field, found).cpu(), by_point[n_own:], 1e-5)
+
+
+@pytest.mark.parametrize("size", [1.0, 3.0, 15.0])
+@pytest.mark.parametrize("method", ["reaction-field", "pme"])
+@pytest.mark.parametrize("is_periodic", [True, False])
+@pytest.mark.parametrize("backend", ["exact", "cpu"])
+def test_sites_far_from_the_part_do_not_matter(backend, is_periodic, method, size, monkeypatch):
+    """On a CPU, sites beyond the cutoff of a sphere around the part are left out."""
+    if method == "pme" and not is_periodic:
+        pytest.skip("there is no such method")
+    box = torch.tensor([[20.0, 0, 0], [8.5, 21, 0], [-9, 7, 19]], dtype=torch.float64)
+    torch.manual_seed(0)
+    sites = torch.rand(700, 3).double() @ box + torch.randint(-2, 3, (700, 3)).double() @ box
+    if not is_periodic:
+        sites = 20 * torch.rand(700, 3).double()
+    own = size * torch.rand(7, 3).double()  # at a corner, so that partners are beyond three faces
+    charges = torch.rand(700).double() - 0.5
+    surroundings = Surroundings(
+        np.arange(700), charges.numpy(), method, is_periodic, 5.0, 78.3, 0.9, 1e-4
+    )
+    place = torch.device("cpu")
+    coulomb = CrossCoulomb(surroundings, operators_of(place, backend), place)
+    coulomb.mesh = pme_parameters(box[None], 5.0, 1e-4) if method == "pme" else None
+    geometry = Geometry(own, sites, box)
+    results, numbers = [], []
+    for _ in range(2):
+        field = coulomb.at(geometry)
+        numbers.append(len(field.near.sites))
+        sums = coulomb.sums(field, torch.linspace(-1, 2, 7).double())
+        results.append([*sums[:3], coulomb.at_sites(field, sums)])
+        everything = Partners(None, sites, box if is_periodic else None)
+        monkeypatch.setattr(coulomb, "_near", lambda _: everything)  # noqa: B023
+    few, every = results
+    for value, exact in zip(few, every, strict=True):
+        assert_within(value, exact, 1e-12)
+    is_ambiguous = is_periodic and size > 3  # images of so large a sphere overlap
+    assert (numbers[0] == 700) == is_ambiguous
 
 
 @pytest.mark.parametrize("limit", [1, 7, 20, 1000])
