@@ -37,7 +37,7 @@ from mlff_triton.training.trainer import Trainer
 from mlff_triton.training.uncertainty import forget_uncertainty, learn_and_judge
 
 REFERENCES = ("fit", "keep")
-OF_DIVISION = ("group", "split", "weight")
+OF_DIVISION = ("group", "split", "series", "weight")
 """Labels that files of one part need not have, although an option names them."""
 
 
