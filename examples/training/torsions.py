@@ -44,6 +44,9 @@ def profile(
 ) -> Iterator[tuple[int, float]]:
     """Yield angles in degrees and relaxed energies in eV, from ``end`` down to 0.
 
+    The molecule turns there and back, and the lower energy of the two counts: other parts of it
+    flip at an angle that depends on where it comes from.
+
     Parameters
     ----------
     atoms : ase.Atoms
@@ -59,12 +62,15 @@ def profile(
     """
     atoms = atoms.copy()
     atoms.calc = calculator
-    for degrees in range(end, -1, -STEP):
+    angles = range(end, -1, -STEP)
+    lowest = dict.fromkeys(angles, math.inf)
+    for degrees in (*angles, *reversed(angles)):
         atoms.set_constraint()
         atoms.set_dihedral(*torsion, degrees, indices=side)
         atoms.set_constraint(FixInternals(dihedrals_deg=[[degrees, list(torsion)]], epsilon=1e-6))
         BFGS(atoms, logfile=None).run(fmax=0.005, steps=500)
-        yield degrees, atoms.get_potential_energy()
+        lowest[degrees] = min(lowest[degrees], atoms.get_potential_energy())
+    yield from lowest.items()
 
 
 def biphenyl() -> tuple[Atoms, tuple[int, ...], list[int]]:
