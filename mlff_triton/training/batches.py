@@ -183,9 +183,8 @@ class GraphData:
         while not own.fits(padded):
             padded = padded.grown()
         here = self._starts[0].device
-        series = {} if units is None else {"series": since_first(units).to(here)}
-        if here.type == "cuda":
-            chosen = chosen.pin_memory().to(here, non_blocking=True)
+        series = {} if units is None else {"series": _there(since_first(units), here)}
+        chosen = _there(chosen, here)
         atoms, system, graph = take(self._graph, *self._starts, chosen, own)
         batch = {
             "batch": system,
@@ -355,6 +354,11 @@ def _starts(start: Tensor, rows: Tensor) -> Tensor:
 
 def _lengths(start: Tensor, rows: Tensor) -> Tensor:
     return start[rows + 1] - start[rows]
+
+
+def _there(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor of the host to a device, without waiting for a GPU."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:
