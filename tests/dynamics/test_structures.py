@@ -124,7 +124,7 @@ def test_residues_beyond_the_columns_of_a_topology(tmp_path):
         ("none.xyz", "0\n\n", "contains no atoms"),
         ("empty.xyz", "", "cannot be read as a structure|contains no atoms"),
         ("bad.xyz", "two\n", "cannot be read as a structure"),
-        ("odd.thing", "what\n", "cannot be read as a structure"),
+        ("odd.thing", "what\n", "has a format that is unknown"),
     ],
 )
 def test_bad_structures_are_refused(tmp_path, name, text, message):

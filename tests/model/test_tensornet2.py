@@ -297,7 +297,7 @@ def test_boxes_need_a_cutoff_of_at_most_half_their_height():
     vacuum, slab = Box.of(None, False), Box.of(np.diag([9.0, 15.0, 7.0]), [True, True, False])
     everything = charged_model()
     everything.check_box(vacuum)
-    with pytest.raises(InputError, match=r"load_model\(..., coulomb_cutoff=12.0\)") as refusal:
+    with pytest.raises(InputError, match=r"load_model\(..., coulomb='pme'\)") as refusal:
         everything.check_box(slab)
     assert "\n" not in str(refusal.value)
     charged_model(coulomb_cutoff=4.5).check_box(slab)
