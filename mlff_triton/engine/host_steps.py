@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 
 import numpy as np
@@ -77,6 +78,23 @@ class ListSteps(HostSteps):
         """Number of reusable neighbor lists built so far."""
         return self._list.n_builds
 
+    def evaluate(self, batch: Batch) -> Prediction:
+        """Compute energies, forces and virials of a batch; return them on the CPU."""
+        return self._compute(batch)
+
+    def evaluate_in_field(self, batch: Batch, field: ExternalField) -> Prediction:
+        """Compute a batch whose charges are in a field; return the results on the CPU."""
+        field.prepare()
+        prediction = self._compute(batch, field)
+        field.finish()
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        return prediction
+
+    @abstractmethod
+    def _compute(self, batch: Batch, field: Potentials | None = None) -> Prediction:
+        """Compute a batch, whose charges may be in a field; return the results on the CPU."""
+
     def _graph(self, batch: Batch) -> Graph:
         """Return the neighbor list of a batch, on the CPU."""
         if len(batch.boxes) == 1:
@@ -125,19 +143,7 @@ class ExactSteps(ListSteps):
         """Return the steps of a part of a system with a total charge in elementary charges."""
         return ExactPart(self.model, self._list.skin, charge, self.device)
 
-    def evaluate(self, batch: Batch) -> Prediction:
-        """Compute energies, forces and virials of a batch; return them on the CPU."""
-        return self._predict(batch)
-
-    def evaluate_in_field(self, batch: Batch, field: ExternalField) -> Prediction:
-        """Compute a batch whose charges are in a field; return the results on the CPU."""
-        field.prepare()
-        prediction = self._predict(batch, field)
-        field.finish()
-        wait_for(self.device)
-        return prediction
-
-    def _predict(self, batch: Batch, field: Potentials | None = None) -> Prediction:
+    def _compute(self, batch: Batch, field: Potentials | None = None) -> Prediction:
         for box in batch.boxes:
             self.model.check_box(box)
         graph = self._graph(batch).to(self.device)
@@ -217,18 +223,6 @@ class SequenceSteps(ListSteps):
         given = cutoff, skin, charge, self.device
         return SequencePart(self.operators, self.parameters, *given, self.dtype)
 
-    def evaluate(self, batch: Batch) -> Prediction:
-        """Compute energies, forces and virials of a batch; return them on the CPU."""
-        return self._compute(batch)
-
-    def evaluate_in_field(self, batch: Batch, field: ExternalField) -> Prediction:
-        """Compute a batch whose charges are in a field; return the results on the CPU."""
-        field.prepare()
-        prediction = self._compute(batch, field)
-        field.finish()
-        wait_for(self.device)
-        return prediction
-
     def _compute(self, batch: Batch, field: Potentials | None = None) -> Prediction:
         p, device = self.parameters, self.device
         for box in batch.boxes:
@@ -268,9 +262,3 @@ class SequenceSteps(ListSteps):
         """Return the edges of a graph as the operators read them."""
         lists = graph.row_ptr, graph.senders, graph.reverse
         return Edges.of_graph(*lists, vectors, self.parameters.tables.knots).to(self.dtype)
-
-
-def wait_for(device: torch.device) -> None:
-    """Wait until a device has finished all work queued on the current stream."""
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
