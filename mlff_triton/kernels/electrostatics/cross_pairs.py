@@ -5,7 +5,8 @@
 for points i and charges j, with E of `PairTerms`. All distances are computed, in float64: fifty
 points and 25,000 charges have a million, fewer than a neighbor list would pay for. A program owns
 what it writes, and sums in a fixed order. In a box, vectors are those between nearest images, which
-are right up to half the box.
+are right up to half the box. Arguments and results are those of
+`mlff_triton.kernels.electrostatics.reference.cross_pairs`.
 """
 
 from __future__ import annotations
@@ -172,26 +173,6 @@ def potentials_at(
 
     Calls can be captured in a CUDA graph. Values are not checked; NaN in the input makes results
     NaN.
-
-    Parameters
-    ----------
-    points : float64 [M, 3]
-        Å.
-    sites : float64 [S, 3]
-        Positions of the charges, Å.
-    charges : float64 [S]
-        Elementary charges.
-    box : float64 [3, 3], optional
-        Reduced box vectors of OpenMM as rows, Å: each later one leans on the earlier ones.
-    terms : PairTerms
-        Energy of a pair.
-
-    Returns
-    -------
-    float64 [M]
-        V.
-    float64 [M, 3]
-        Its derivatives by the points, V/Å.
     """
     n_chunks = triton.cdiv(len(sites), _SITES)
     sums = points.new_empty(n_chunks, len(points), 4)
@@ -215,20 +196,7 @@ def potentials_at(
 def gradients_of(
     points: Tensor, charges: Tensor, sites: Tensor, box: Tensor | None, terms: PairTerms
 ) -> Tensor:
-    """Compute the gradient of the potential that charges at points have at sites.
-
-    Parameters
-    ----------
-    points, sites, box, terms
-        Same as for `potentials_at`.
-    charges : float64 [M]
-        Elementary charges at the points.
-
-    Returns
-    -------
-    float64 [S, 3]
-        V/Å.
-    """
+    """Compute the gradient of the potential that charges at points have at sites."""
     gradient = torch.empty_like(sites, memory_format=torch.contiguous_format)
     if len(sites):
         with torch.cuda.device_of(points):

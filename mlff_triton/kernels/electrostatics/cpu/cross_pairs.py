@@ -53,15 +53,16 @@ def _fewest(others: Tensor) -> int:
 
 
 @inlined
-def _nearest(x, y, z, box, is_periodic):
-    """Return the vector to the nearest image."""
+def _between(ends, i, starts, j, box, is_periodic):
+    """Return the vector between two points or their nearest images, and its squared length."""
+    x, y, z = ends[i, 0] - starts[j, 0], ends[i, 1] - starts[j, 1], ends[i, 2] - starts[j, 2]
     if is_periodic:
         n = round(z / box[2, 2])
         x, y, z = x - n * box[2, 0], y - n * box[2, 1], z - n * box[2, 2]
         n = round(y / box[1, 1])
         x, y = x - n * box[1, 0], y - n * box[1, 1]
         x -= round(x / box[0, 0]) * box[0, 0]
-    return x, y, z
+    return x, y, z, x * x + y * y + z * z
 
 
 @inlined
@@ -97,13 +98,7 @@ def _potentials(
     for i in range(first, last):
         total = gx = gy = gz = 0.0
         for j in range(len(sites)):
-            x, y, z = (
-                points[i, 0] - sites[j, 0],
-                points[i, 1] - sites[j, 1],
-                points[i, 2] - sites[j, 2],
-            )
-            x, y, z = _nearest(x, y, z, box, is_periodic)
-            squared = x * x + y * y + z * z
+            x, y, z, squared = _between(points, i, sites, j, box, is_periodic)
             if squared >= limit:
                 continue
             value, slope = _energy(squared, terms)
@@ -122,13 +117,7 @@ def _gradients(points, sites, charges, box, is_periodic, terms, gradient, first,
     for j in range(first, last):
         gx = gy = gz = 0.0
         for i in range(len(points)):
-            x, y, z = (
-                sites[j, 0] - points[i, 0],
-                sites[j, 1] - points[i, 1],
-                sites[j, 2] - points[i, 2],
-            )
-            x, y, z = _nearest(x, y, z, box, is_periodic)
-            squared = x * x + y * y + z * z
+            x, y, z, squared = _between(sites, j, points, i, box, is_periodic)
             if squared >= limit:
                 continue
             _, slope = _energy(squared, terms)
