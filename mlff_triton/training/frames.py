@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -179,7 +180,7 @@ class Frames:
         """True for structures with a dipole, bool [C]."""
         return np.asarray(np.isfinite(self.dipole).all(axis=1))
 
-    @property
+    @cached_property
     def unit(self) -> Array:
         """Number of the series of each structure, or of itself alone, int64 [C].
 
