@@ -41,6 +41,8 @@ class Operator:
         If True, gradients are measured too.
     has_edges : bool
         If True, the operator works on the edges of `Source.graph`.
+    n_constants : int
+        Number of the last arguments that get no gradients although they are real.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Operator:
     eager: Function
     differentiable: bool = True
     has_edges: bool = False
+    n_constants: int = 0
 
 
 def kernel(stem: str, name: str | None = None, **options: Any) -> Function:
@@ -180,7 +183,13 @@ FURTHER: tuple[Operator, ...] = (
     Operator(
         "tensor_product", Source.two_packed, kernel("tensor_product"), reference("tensor_product")
     ),
-    Operator("tensor_update", Source.update, kernel("tensor_update"), reference("tensor_update")),
+    Operator(
+        "tensor_update",
+        Source.update,
+        kernel("tensor_update"),
+        reference("tensor_update"),
+        n_constants=1,
+    ),
     Operator(
         "normalized_tensors",
         Source.packed,

@@ -54,7 +54,7 @@ def run_operator(lab: Lab, operator: Operator, n_atoms: int, backward: bool) -> 
                 inputs = operator.inputs(Source(n_atoms, lab.device))
                 edges = Source(n_atoms, lab.device).graph.n_edges if operator.has_edges else 0
                 moved = traffic(inputs, function(*inputs))
-                call = _call(function, inputs, backward)
+                call = _call(function, inputs, backward, operator.n_constants)
                 timing = measure(call, lab.device, seconds=SAMPLING, flush=True)
                 del inputs, call
         except Exception as problem:  # noqa: BLE001 - a failure must not stop the run
@@ -93,12 +93,14 @@ def outputs_of(outputs: Any) -> Inputs:
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
-def _call(function: Function, inputs: Inputs, backward: bool) -> Callable[[], Inputs]:
-    """Bind the inputs: return outputs, or the gradients of all real inputs."""
+def _call(
+    function: Function, inputs: Inputs, backward: bool, n_constants: int
+) -> Callable[[], Inputs]:
+    """Bind the inputs: return outputs, or the gradients of real inputs but the last few."""
     if not backward:
         return lambda: outputs_of(function(*inputs))
-    inputs = tuple(t.requires_grad_() if t.is_floating_point() else t for t in inputs)
-    leaves = [t for t in inputs if t.is_floating_point()]
+    variable = inputs[: len(inputs) - n_constants]
+    leaves = [t.requires_grad_() for t in variable if t.is_floating_point()]
     cotangents = [_random_like(t) for t in outputs_of(function(*inputs))]
     return lambda: torch.autograd.grad(outputs_of(function(*inputs)), leaves, cotangents)
 
@@ -116,8 +118,8 @@ def _error(
     """Return the largest error against eager PyTorch in float64, over the largest true value."""
     given = operator.inputs(Source(n_atoms, device))
     exact = tuple(t.double() if t.is_floating_point() else t for t in given)
-    expected = _call(operator.eager, exact, backward)()
-    actual = _call(function, given, backward)()
+    expected = _call(operator.eager, exact, backward, operator.n_constants)()
+    actual = _call(function, given, backward, operator.n_constants)()
     errors = [_relative(a, e) for a, e in zip(actual, expected, strict=True)]
     for error in errors:
         if not error <= TOLERANCE:  # catches NaN too

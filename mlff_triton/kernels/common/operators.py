@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.library import CustomOpDef  # type: ignore[attr-defined] # public, not in __all__
 
+from mlff_triton.errors import InputError
+
 
 def operator(
     name: str,
@@ -37,7 +39,8 @@ def operator(
         the shape and dtype of the only output, or one name for each output.
     gradients : callable, optional
         ``gradients(*grads, *saved)`` returns the gradients of the first inputs, given those of the
-        outputs and the saved inputs. The other inputs get none.
+        outputs and the saved inputs. The other inputs get none, and a backward pass that needs one
+        raises `InputError`.
     differentiate : callable, optional
         ``differentiate(ctx, *grads)``, in place of ``gradients``, for derivatives that depend on
         `needed_gradients`, or on other values than inputs.
@@ -52,10 +55,10 @@ def operator(
         registered.register_fake(outputs if callable(outputs) else _like(outputs, inputs))
         save = saves if callable(saves) else _save(saves, inputs)
         if gradients is not None:
-            derivative = _padded(_from_saved(gradients), len(inputs))
+            derivative = _padded(_from_saved(gradients), list(inputs))
             registered.register_autograd(derivative, setup_context=save)
         elif differentiate is not None:
-            derivative = _padded(differentiate, len(inputs))
+            derivative = _padded(differentiate, list(inputs))
             registered.register_autograd(derivative, setup_context=_noting_tensors(save))
         return registered
 
@@ -198,13 +201,20 @@ def _from_saved(gradients: Callable[..., Any]) -> Callable[..., Any]:
     return lambda ctx, *grads: gradients(*grads, *saved_inputs(ctx))
 
 
-def _padded(differentiate: Callable[..., Any], n_inputs: int) -> Callable[..., Any]:
-    """Make a derivative return None for the inputs that it returns no gradients for."""
+def _padded(differentiate: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
+    """Make a derivative return None for the last inputs, which get no gradients.
+
+    It raises `InputError` if one of them needs a gradient.
+    """
 
     def padded(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         found = differentiate(ctx, *grads)
         found = found if isinstance(found, tuple) else (found,)
-        return (*found, *(None,) * (n_inputs - len(found)))
+        rest = names[len(found) :]
+        for name, is_needed in zip(rest, ctx.needs_input_grad[len(found) :], strict=True):
+            if is_needed:
+                raise InputError(f"{name} gets no gradient: detach it")
+        return (*found, *(None,) * len(rest))
 
     return padded
 
