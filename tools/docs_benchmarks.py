@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.lab import accuracy, cpu_tables, docking_table, tables
+from benchmarks.lab import accuracy, cpu_tables, docking_table, electrostatics_tables, tables
 from benchmarks.lab.schema import read_rows
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "predictions": tables.predictions_table,
     "pairs": tables.pairs_table,
     "convolution": tables.convolution_table,
+    "electrostatics": electrostatics_tables.electrostatics_table,
+    "mixed": electrostatics_tables.mixed_table,
     "docking": docking_table.docking_table,
     "bio-fidelity": partial(errors_table, bench="bio-fidelity"),
     "alignment": tables.alignment_table,

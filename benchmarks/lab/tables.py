@@ -19,6 +19,7 @@ from benchmarks.lab.cells import (
     times_in_ms,
 )
 from benchmarks.lab.docking_table import docking_table
+from benchmarks.lab.electrostatics_tables import electrostatics_table, mixed_table
 from benchmarks.lab.schema import Row, bytes_of, read_rows
 from benchmarks.lab.selection import (
     ACCELERATED,
@@ -102,6 +103,8 @@ def tables(folder: Path) -> str:
         pairs_table(folder),
         convolution_table(folder),
         docking_table(folder),
+        electrostatics_table(folder),
+        mixed_table(folder),
     ]
     parts += [alignment_table(folder), cells_table(folder)]
     parts += [table(folder) for table in cpu_tables.TABLES.values()]

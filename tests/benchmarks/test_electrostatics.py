@@ -9,8 +9,9 @@ import torch
 
 from benchmarks import __main__ as command
 from benchmarks.kernels import electrostatics
-from benchmarks.lab.schema import read_rows
-from tests.support.benchmark_rows import CPU
+from benchmarks.lab import electrostatics_tables
+from benchmarks.lab.schema import Results, read_rows
+from tests.support.benchmark_rows import CPU, row
 
 N_ATOMS = 300
 
@@ -90,3 +91,24 @@ def test_cases_and_implementations_are_selected_by_name(tmp_path):
     assert command.main(["electrostatics", *selected, *options]) == 0
     (found,) = read_rows(tmp_path / "electrostatics.csv")
     assert (found.case, found.impl) == ("mesh_ewald", "torch")
+
+
+def test_sums_are_tabulated_with_their_best_peers(tmp_path):
+    times = {"triton": 3.0, "triton-graph": 1.0, "torch-graph": 9.0, "nvalchemi": 4.0}
+    Results(tmp_path).add(
+        row(bench="electrostatics", case=case, impl=impl, ms=ms)
+        for case in ("pme_energy-4096", "mesh_ewald-4096")
+        for impl, ms in times.items()
+    )
+    (line,) = electrostatics_tables.electrostatics_table(tmp_path).splitlines()[2:3]
+    assert line.startswith("| pme_energy-4096 | 9 | 4 | **1** | 4.0x |")
+    assert "mesh_ewald" not in electrostatics_tables.electrostatics_table(tmp_path)
+
+
+def test_couplings_are_compared_with_the_faster_route(tmp_path):
+    times = {"mechanical": 4.0, "mechanical-python": 2.0, "ml-charges": 5.0}
+    Results(tmp_path).add(
+        row(bench="mixed", case="48-in-3993", impl=impl, ms=ms) for impl, ms in times.items()
+    )
+    line = electrostatics_tables.mixed_table(tmp_path).splitlines()[2]
+    assert "| 4 | 2 | 5 | 2.5x |" in line
