@@ -23,6 +23,7 @@ from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.model.tensornet2 import model_of
 from mlff_triton.training.batches import GraphData
 from mlff_triton.training.charged import charged_data, check_charged
+from mlff_triton.training.consistency import check_consistent
 from mlff_triton.training.evaluation import Errors, evaluate
 from mlff_triton.training.frames import Array, Frames, check_trained
 from mlff_triton.training.labels import Labels
@@ -221,7 +222,9 @@ def _read(data: Data, seed: int, say: Callable[[str], None]) -> tuple[Frames, _P
     """Read all files, and divide their structures."""
 
     def read(files: Sequence[str], labels: Labels, may_lack: Sequence[str] = ()) -> Frames:
-        return read_frames(files, labels, skip_bad=data.skip_bad, may_lack=may_lack, say=say)
+        found = read_frames(files, labels, skip_bad=data.skip_bad, may_lack=may_lack, say=say)
+        check_consistent(found, labels, can_change=labels is data.labels)
+        return found
 
     whole = read(data.files, data.labels)
     given = (
