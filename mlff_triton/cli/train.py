@@ -13,7 +13,7 @@ from rich.table import Column, Table
 
 from mlff_triton._common.text import duration
 from mlff_triton.cli import _train_options as options
-from mlff_triton.cli._exits import EXIT_INTERRUPTED, complain
+from mlff_triton.cli._exits import EXIT_INCOMPLETE, EXIT_INTERRUPTED, complain
 from mlff_triton.cli._shared import given_options, plain_console
 from mlff_triton.errors import InputError
 
@@ -87,7 +87,8 @@ def train(
     OUT gets model.safetensors, which md and other commands take, log.csv, and a
     report with errors by element and group.
 
-    After Ctrl-C, --minutes, or any other end, the same command continues.
+    After Ctrl-C, --minutes, or any other end, the same command continues. Exit code 1 means that
+    the model contradicts energies or forces, so that labels are probably wrong.
     """
     _check_used(given_options(context), fine_tunes=base is not None)
     from mlff_triton.training.labels import Labels, parse_keys
@@ -186,6 +187,9 @@ def _run(
         )
     console.print(_table(result))
     plain.print(f"files in {out}: {', '.join(OUTPUTS)}")
+    if result.doubts:
+        complain(f"warning: {result.doubts}")
+        raise typer.Exit(EXIT_INCOMPLETE)
 
 
 class _Progress:

@@ -34,7 +34,7 @@ class ClosePairs:
     change : float64 [P]
         Energy of the second structure relative to the first in eV.
     work : float64 [P]
-        What forces say about this change, in eV.
+        The same change according to the forces, in eV.
     scale : float64 [P]
         Norm of the mean force times that of the displacement, in eV, above 0; the work is between
         plus and minus this.

@@ -25,7 +25,7 @@ MIN_AGREEMENT = 0.6  # of pairs, by which evidence is clear
 RIGHT = 0.65, 1.5  # slopes of labels that agree: 1, and what anharmonic motion makes of it
 UNIT_TOLERANCE = 0.16  # relative deviation of a slope from the ratio of units that explains it
 PARTNERS = {"Bohr": "Hartree", "nm": "kJ/mol"}
-"""Units of energy that go with units of length other than Å."""
+"""Units of energy that are used with units of length other than Å."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,8 @@ def fit_slope(pairs: ClosePairs) -> Slope:
     agree = weights[np.abs(ratios - value) <= NEAR * abs(value)].sum() / weights.sum()
     norm = float(np.sqrt((x @ x) * (y @ y)))
     correlation = abs(float(x @ y)) / norm if norm else 0.0
-    return Slope(value, bool(agree >= MIN_AGREEMENT and correlation >= MIN_CORRELATION))
+    is_clear = value != 0 and agree >= MIN_AGREEMENT and correlation >= MIN_CORRELATION
+    return Slope(value, bool(is_clear))
 
 
 def _numbered(names: list[str]) -> Array:
@@ -121,9 +122,6 @@ def _message(pairs: ClosePairs, slope: float, frames: Frames, labels: Labels | N
         f"energies contradict forces: from {first} to {second}, and between {len(pairs) - 1} other "
         f"pairs of close structures, they change by {slope:.3g} times what forces say"
     )
-    whole = fit_slope(replace(pairs, change=pairs.change * frames.n_atoms[pairs.first]))
-    if whole.is_clear and RIGHT[0] < whole.value < RIGHT[1]:
-        return f"{found}, as if energies were per atom: multiply them by the number of atoms"
     causes, options = [], []
     given = labels or Labels()
     if slope < 0:
@@ -131,6 +129,10 @@ def _message(pairs: ClosePairs, slope: float, frames: Frames, labels: Labels | N
         options.append(f"--key forces={_turned(given.keys.get('forces', 'NAME'))}")
     if not RIGHT[0] < abs(slope) < RIGHT[1]:
         units = _explaining(abs(slope), given)
+        misfit = UNIT_TOLERANCE if units is None else units.misfit(abs(slope), given)
+        whole = fit_slope(replace(pairs, change=pairs.change * frames.n_atoms[pairs.first]))
+        if whole.is_clear and abs(math.log(abs(whole.value))) < misfit:
+            return f"{found}, as if energies were per atom: multiply them by the number of atoms"
         if units is None:
             return f"{found}, which no units explain: correct the labels"
         causes.append(units.text(given))
@@ -168,14 +170,17 @@ class _Units(NamedTuple):
         work = ENERGY_UNITS[self.force_energy] * LENGTH_UNITS[self.length]
         return work / LENGTH_UNITS[self.force_length] / ENERGY_UNITS[self.energy]
 
-    def strangeness(self, given: _Units) -> float:
+    def misfit(self, slope: float, labels: Labels) -> float:
+        """Return the relative deviation of a slope from what these units make of it."""
+        return abs(math.log(slope * _Units.of(labels).ratio / self.ratio))
+
+    def strangeness(self, labels: Labels) -> int:
         """Return a number that is smaller for units that are more likely, if others were given."""
-        changes = sum(own != other for own, other in zip(self, given, strict=True))
-        is_odd = self.force_energy != PARTNERS.get(self.force_length, self.force_energy)
-        return changes + (self.energy != self.force_energy) + 2.5 * is_odd
+        changes = sum(own != other for own, other in zip(self, _Units.of(labels), strict=True))
+        return changes + (self.energy != self.force_energy)
 
     def text(self, labels: Labels) -> str:
-        """Return the units, but for that of positions if it is the one that was given."""
+        """Return the units; that of positions only if another one was given."""
         text = f"energies were in {self.energy} and forces in {self.force}"
         same = self.length == _Units.of(labels).length
         return text if same else f"positions were in {self.length}, {text}"
@@ -196,11 +201,14 @@ def _explaining(slope: float, labels: Labels) -> _Units | None:
     given = _Units.of(labels)
     lengths = [name for name in LENGTH_UNITS if name != "Å"]
     candidates = [
-        _Units(*units, given.length) for units in product(ENERGY_UNITS, ENERGY_UNITS, lengths)
+        _Units(energy, of_force, length, given.length)
+        for energy, of_force, length in product(ENERGY_UNITS, ENERGY_UNITS, lengths)
+        if PARTNERS.get(length, of_force) == of_force
     ]
     candidates += [given._replace(length=name) for name in lengths]
-    deviations = {units: abs(math.log(slope * given.ratio / units.ratio)) for units in candidates}
-    fitting = [units for units in candidates if deviations[units] <= UNIT_TOLERANCE]
+    fitting = [units for units in candidates if units.misfit(slope, labels) <= UNIT_TOLERANCE]
     return min(
-        fitting, key=lambda units: units.strangeness(given) + deviations[units], default=None
+        fitting,
+        key=lambda units: units.strangeness(labels) + units.misfit(slope, labels),
+        default=None,
     )

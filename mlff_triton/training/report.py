@@ -43,7 +43,12 @@ def split_rows(errors: Mapping[str, Errors]) -> list[Row]:
     ]
 
 
-def report(errors: Mapping[str, Errors], facts: Sequence[str], judgement: Judgement | None) -> str:
+def report(
+    errors: Mapping[str, Errors],
+    facts: Sequence[str],
+    judgement: Judgement | None,
+    doubt: str | None = None,
+) -> str:
     """Return a report in Markdown.
 
     Parameters
@@ -54,6 +59,8 @@ def report(errors: Mapping[str, Errors], facts: Sequence[str], judgement: Judgem
         Lines about data and options.
     judgement : Judgement or None
         Comparison of predicted with actual errors, if the model predicts them.
+    doubt : str, optional
+        A sentence about labels that are probably wrong, as the first line.
 
     Returns
     -------
@@ -72,6 +79,7 @@ def report(errors: Mapping[str, Errors], facts: Sequence[str], judgement: Judgem
     which = f"The {MOST_GROUPS} of {len(groups)} groups with" if len(groups) > len(rows) else "With"
     return "\n".join(
         [
+            *([f"**Warning: {doubt}.**", ""] if doubt else []),
             "# Report of the training",
             "",
             *(f"- {fact}" for fact in facts),

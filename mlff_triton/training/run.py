@@ -25,6 +25,7 @@ from mlff_triton.training.batches import GraphData
 from mlff_triton.training.charged import charged_data, check_charged
 from mlff_triton.training.consistency import check_consistent
 from mlff_triton.training.evaluation import Errors, evaluate
+from mlff_triton.training.explained import doubts
 from mlff_triton.training.frames import Array, Frames, check_trained
 from mlff_triton.training.labels import Labels
 from mlff_triton.training.outputs import PARITY, REPORT, Outputs, check_directory
@@ -74,10 +75,14 @@ class Result:
         The trainer in its last state.
     errors : dict of Errors
         Errors of the best model by the names of parts; empty if training was stopped.
+    doubts : str, optional
+        A sentence about energies or forces that the model should explain but does not, as their
+        labels are probably wrong.
     """
 
     trainer: Trainer
     errors: dict[str, Errors]
+    doubts: str | None = None
 
 
 class _Parts(NamedTuple):
@@ -205,9 +210,10 @@ def _train(
         outputs.save_best(trainer, best_model)
         best = trainer.best_row.epoch
         facts.append(f"Epoch {best} of {settings.epochs} validates best, and is the model.")
-        replace_file(out / REPORT, report(errors, facts, trust).encode())
+        doubt = doubts(errors, trainer.step)
+        replace_file(out / REPORT, report(errors, facts, trust, doubt).encode())
         replace_file(out / PARITY, parity_figure(errors))
-    return Result(trainer, errors)
+    return Result(trainer, errors, doubt)
 
 
 def _load_base(name: str) -> TensorNet:
