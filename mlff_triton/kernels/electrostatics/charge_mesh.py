@@ -1,14 +1,9 @@
 """Charges on a mesh, and potentials between its points, by B-splines.
 
 An atom at ``u`` in units of mesh points has the weight ``M(u - k)`` at point ``k``, for the p
-points up to ``floor(u)`` in each direction. Mesh points are not written by atoms: a program owns a
-tile of points and sums over the atoms near it, in an order that depends on nothing but the input.
-
-Atoms are sorted in bins of 4 x 4 x 4 mesh points. Bins that follow each other along the third
-direction are consecutive, so the atoms near a tile are a few ranges. Weights are products of three
-factors, and the sum over atoms is a matrix product:
-
-    mesh[z, (x, y)] = sum_a wz[z, a] (q_a wx[a, x] wy[a, y])
+points up to ``floor(u)`` in each direction. Charges are added to mesh points as integers, whose sum
+is the same in any order, so that all atoms add theirs at once. Their unit is so small that the sum
+of the sizes of all charges just fits into 64 bits.
 """
 
 from __future__ import annotations
@@ -21,22 +16,21 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.electrostatics.arguments import constants
+from mlff_triton.kernels.electrostatics.arguments import constants, system_pointers
 from mlff_triton.kernels.electrostatics.splines import spline, spline_slope
-from mlff_triton.kernels.electrostatics.types import BIN
 from mlff_triton.kernels.neighbors.bins import plane
-from mlff_triton.kernels.numerics.product import exact_precision
+from mlff_triton.kernels.ops.segment_sum import segment_sum
 
-_BIN = tl.constexpr(BIN)
 _FAR = tl.constexpr(1e9)  # mesh points from the origin, which int32 can hold
-_TILE = 8, 8, 16  # mesh points per program
-_CHUNK = 16  # atoms per product
-_LOCATED, _GATHERED = 128, 32  # atoms per program
+_BITS = tl.constexpr(61)  # of the largest sum of units
+_LEAST = tl.constexpr(1e-200)  # elementary charges, in place of none
+_ATOMS, _CONVERTED = 32, 1024  # atoms and mesh points per program
+_LOCATED = 128  # atoms per program
 _POINTS = 8  # power of two that holds a spline
 
 
 class Places(NamedTuple):
-    """Atoms on a mesh, sorted by bin.
+    """Atoms on a mesh.
 
     Attributes
     ----------
@@ -45,21 +39,15 @@ class Places(NamedTuple):
     volume : float64 [B]
         Volumes of the cells, Å^3.
     base : int32 [3, N]
-        Mesh point below each atom, in the user's order.
+        Mesh point below each atom.
     fraction : [3, N]
         Distance from it, from 0 to 1.
-    order : int64 [N]
-        User's index of each sorted atom.
-    starts : int32 [bins + 1]
-        First sorted atom of each bin.
     """
 
     planes: Tensor
     volume: Tensor
     base: Tensor
     fraction: Tensor
-    order: Tensor
-    starts: Tensor
 
 
 @triton.jit
@@ -89,17 +77,16 @@ def _locate_kernel(
     planes_ptr,
     base_ptr,
     fraction_ptr,
-    bins_ptr,
     n_atoms,
     k0,
     k1,
     k2,
     BLOCK: tl.constexpr,
 ):
-    """Find the mesh point below each atom, and its bin. Grid: one program per BLOCK atoms.
+    """Find the mesh point below each atom. Grid: one program per BLOCK atoms.
 
-    Reads ``positions[N, 3]``, ``system[N]`` and ``planes[B, 3, 3]``. Writes ``base[3, N]``,
-    ``fraction[3, N]`` and ``bins[N]``.
+    Reads ``positions[N, 3]``, ``system[N]`` and ``planes[B, 3, 3]``. Writes ``base[3, N]`` and
+    ``fraction[3, N]``.
     """
     atom = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = atom < n_atoms
@@ -107,7 +94,6 @@ def _locate_kernel(
     x = tl.load(positions_ptr + 3 * atom, mask, other=0.0).to(tl.float64)
     y = tl.load(positions_ptr + 3 * atom + 1, mask, other=0.0).to(tl.float64)
     z = tl.load(positions_ptr + 3 * atom + 2, mask, other=0.0).to(tl.float64)
-    index = system
     for d in tl.static_range(3):
         size = k0 if d == 0 else (k1 if d == 1 else k2)
         normal = planes_ptr + 9 * system + 3 * d
@@ -123,91 +109,86 @@ def _locate_kernel(
         offset = d * tl.cast(n_atoms, tl.int64) + atom
         tl.store(base_ptr + offset, below, mask)
         tl.store(fraction_ptr + offset, fraction.to(fraction_ptr.dtype.element_ty), mask)
-        index = index * (size // _BIN) + below // _BIN
-    tl.store(bins_ptr + atom, index.to(tl.int32), mask)
 
 
 @triton.jit
-def _weights(base, fraction, point, size, ORDER: tl.constexpr):
-    """Return the weights of atoms at mesh points; zero beyond their splines."""
-    step = base - point
-    return spline(fraction, tl.where(step < 0, step + size, step), ORDER)
+def _units(total):
+    """Return the number of units in one elementary charge, given the sum of the sizes of charges.
+
+    It is NaN if the sum is not finite.
+    """
+    total = tl.where(total < _LEAST, _LEAST, tl.where(total < float("inf"), total, float("nan")))
+    return tl.exp2(_BITS - tl.ceil(tl.log2(total)))
 
 
 @triton.jit
 def _spread_kernel(
     charges_ptr,
+    total_ptr,
+    system_ptr,
     base_ptr,
     fraction_ptr,
-    order_ptr,
-    starts_ptr,
-    mesh_ptr,
+    sums_ptr,
+    offset_ptr,
     n_atoms,
     k0,
     k1,
     k2,
     ORDER: tl.constexpr,
-    X: tl.constexpr,
-    Y: tl.constexpr,
-    Z: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    POINTS: tl.constexpr,
+    ATOMS: tl.constexpr,
 ):
-    """Sum the charges near a tile of mesh points. Grid: (tiles of a system, systems).
+    """Add charges to mesh points. Grid: one program per ATOMS atoms.
 
-    Reads ``charges[N]`` and `Places`. Writes ``mesh[B, K0, K1, K2]``.
+    Reads ``charges[N]``, ``system[N]``, `Places` and ``total[B]``, from which `_units` follow. Adds
+    to ``sums[B, K0, K1, K2]``. Writes NaN to ``offset[B]`` if an atom of a system has no place.
     """
-    dtype: tl.constexpr = charges_ptr.dtype.element_ty
-    system = tl.program_id(1).to(tl.int64)
-    tile = tl.program_id(0)
-    tiles_1, tiles_2 = tl.cdiv(k1, Y), tl.cdiv(k2, Z)
-    x0 = tile // (tiles_1 * tiles_2) * X
-    y0 = tile // tiles_2 % tiles_1 * Y
-    z0 = tile % tiles_2 * Z
-    x = x0 + tl.arange(0, X)
-    y = y0 + tl.arange(0, Y)
-    z = z0 + tl.arange(0, Z)
-
-    # The atoms of a point lie in the ORDER - 1 points above it, or at it.
-    bins_0, bins_1, bins_2 = k0 // _BIN, k1 // _BIN, k2 // _BIN
-    count_0 = tl.minimum(bins_0, (X + ORDER - 1 + _BIN - 1) // _BIN)
-    count_1 = tl.minimum(bins_1, (Y + ORDER - 1 + _BIN - 1) // _BIN)
-    count_2 = tl.minimum(bins_2, (Z + ORDER - 1 + _BIN - 1) // _BIN)
-    first_2 = z0 // _BIN
-    beyond = first_2 + count_2 - bins_2  # bins that continue at the opposite face
+    atom = tl.program_id(0).to(tl.int64) * ATOMS + tl.arange(0, ATOMS)
+    mask = atom < n_atoms
     n = tl.cast(n_atoms, tl.int64)
-    total = tl.zeros([Z, X * Y], dtype)
-    for row in range(count_0 * count_1):
-        bin_0 = (x0 // _BIN + row // count_1) % bins_0
-        bin_1 = (y0 // _BIN + row % count_1) % bins_1
-        first_bin = ((system * bins_0 + bin_0) * bins_1 + bin_1) * bins_2
-        for part in range(tl.where(beyond > 0, 2, 1)):
-            first = tl.where(part == 0, first_2, 0)
-            last = tl.where(part == 0, tl.minimum(first_2 + count_2, bins_2), beyond)
-            begin = tl.load(starts_ptr + first_bin + first)
-            end = tl.load(starts_ptr + first_bin + last)
-            for start in range(begin, end, CHUNK):
-                slot = start + tl.arange(0, CHUNK)
-                live = slot < end
-                atom = tl.load(order_ptr + slot, live, other=0).to(tl.int64)
-                charge = tl.load(charges_ptr + atom, live, other=0.0)
-                bx = tl.load(base_ptr + atom, live, other=0)[:, None]
-                by = tl.load(base_ptr + n + atom, live, other=0)[:, None]
-                bz = tl.load(base_ptr + 2 * n + atom, live, other=0)[None, :]
-                fx = tl.load(fraction_ptr + atom, live, other=0.0)[:, None]
-                fy = tl.load(fraction_ptr + n + atom, live, other=0.0)[:, None]
-                fz = tl.load(fraction_ptr + 2 * n + atom, live, other=0.0)[None, :]
-                wx = charge[:, None] * _weights(bx, fx, x[None, :], k0, ORDER)  # [CHUNK, X]
-                wy = _weights(by, fy, y[None, :], k1, ORDER)  # [CHUNK, Y]
-                wz = _weights(bz, fz, z[:, None], k2, ORDER)  # [Z, CHUNK]
-                plane_weights = tl.reshape(wx[:, :, None] * wy[:, None, :], (CHUNK, X * Y))
-                total += tl.dot(wz, plane_weights, input_precision=PRECISION, out_dtype=dtype)
+    system = tl.load(system_ptr + atom, mask, other=0).to(tl.int64)
+    charge = tl.load(charges_ptr + atom, mask, other=0.0)
+    bx = tl.load(base_ptr + atom, mask, other=0)
+    by = tl.load(base_ptr + n + atom, mask, other=0)
+    bz = tl.load(base_ptr + 2 * n + atom, mask, other=0)[:, None]
+    fx = tl.load(fraction_ptr + atom, mask, other=0.0)
+    fy = tl.load(fraction_ptr + n + atom, mask, other=0.0)
+    fz = tl.load(fraction_ptr + 2 * n + atom, mask, other=0.0)
+    units = _units(tl.load(total_ptr + system, mask, other=0.0))
+    scaled = charge.to(tl.float64) * units
+    has_place = fx + fy + fz >= 0
+    tl.store(offset_ptr + system, float("nan"), mask & (has_place == 0))
 
-    columns = tl.arange(0, X * Y)
-    x, y = x0 + columns // Y, y0 + columns % Y
-    line = (system * k0 + x) * k1 + y
-    inside = ((x < k0) & (y < k1))[None, :] & (z < k2)[:, None]
-    tl.store(mesh_ptr + line[None, :] * k2 + z[:, None], total, inside)
+    step = tl.arange(0, POINTS)[None, :]
+    z = bz - step
+    z = tl.where(z < 0, z + k2, z)
+    live = (mask & has_place & (tl.abs(scaled) >= 0))[:, None] & (step < ORDER)
+    along_z = spline(fz[:, None], step, ORDER)
+    for i in tl.static_range(ORDER):
+        x = tl.where(bx < i, bx - i + k0, bx - i)
+        wx = spline(fx, i, ORDER)
+        for j in tl.static_range(ORDER):
+            y = tl.where(by < j, by - j + k1, by - j)
+            weight = (wx * spline(fy, j, ORDER))[:, None] * along_z
+            share = tl.where(live, tl.floor(scaled[:, None] * weight + 0.5), 0.0).to(tl.int64)
+            line = ((system * k0 + x) * k1 + y)[:, None] * k2
+            tl.atomic_add(sums_ptr + line + z, share, live, sem="relaxed")
+
+
+@triton.jit
+def _convert_kernel(sums_ptr, total_ptr, offset_ptr, mesh_ptr, n_points, BLOCK: tl.constexpr):
+    """Convert units to charges. Grid: (blocks of points, systems).
+
+    Reads ``sums[B, points]``, ``total[B]`` and ``offset[B]``, which is added. Writes
+    ``mesh[B, points]``.
+    """
+    system = tl.program_id(1).to(tl.int64)
+    point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = point < n_points
+    place = system * n_points + point
+    charge = tl.load(sums_ptr + place, mask, other=0).to(tl.float64)
+    charge = charge * (1 / _units(tl.load(total_ptr + system))) + tl.load(offset_ptr + system)
+    tl.store(mesh_ptr + place, charge.to(mesh_ptr.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -218,7 +199,6 @@ def _gather_kernel(
     planes_ptr,
     base_ptr,
     fraction_ptr,
-    order_ptr,
     mesh_ptr,
     self_ptr,
     potential_ptr,
@@ -232,17 +212,16 @@ def _gather_kernel(
     POINTS: tl.constexpr,
     ATOMS: tl.constexpr,
 ):
-    """Interpolate potentials and their gradients. Grid: one program per ATOMS sorted atoms.
+    """Interpolate potentials and their gradients. Grid: one program per ATOMS atoms.
 
     Reads ``charges[N]``, ``positions[N, 3]``, ``system[N]``, `Places`, ``mesh[B, K0, K1, K2]`` and
     the potential ``self[1]`` of a unit charge at itself. Writes ``potential[N]``,
     ``gradient[N, 3]`` and ``sums[N, 10]``: energies, and gradients by the cell through fractional
     coordinates.
     """
-    slot = tl.program_id(0).to(tl.int64) * ATOMS + tl.arange(0, ATOMS)
-    mask = slot < n_atoms
+    atom = tl.program_id(0).to(tl.int64) * ATOMS + tl.arange(0, ATOMS)
+    mask = atom < n_atoms
     n = tl.cast(n_atoms, tl.int64)
-    atom = tl.load(order_ptr + slot, mask, other=0).to(tl.int64)
     system = tl.load(system_ptr + atom, mask, other=0).to(tl.int64)
     bx = tl.load(base_ptr + atom, mask, other=0)
     by = tl.load(base_ptr + n + atom, mask, other=0)
@@ -296,7 +275,7 @@ def _gather_kernel(
 def locate(
     positions: Tensor, cell: Tensor, system: Tensor, mesh: tuple[int, int, int], dtype: torch.dtype
 ) -> Places:
-    """Find atoms on a mesh, and sort them by bin, without waiting for the GPU.
+    """Find atoms on a mesh, without waiting for the GPU.
 
     Parameters
     ----------
@@ -325,39 +304,46 @@ def locate(
     planes, volume = torch.empty_like(cell), cell.new_empty(n_systems)
     base = system.new_empty(3, n_atoms, dtype=torch.int32)
     fraction = positions.new_empty(3, n_atoms, dtype=dtype)
-    bins = torch.empty_like(base[0])
     with torch.cuda.device_of(positions):
         _planes_kernel[(n_systems,)](cell, planes, volume)
         if n_atoms:
             _locate_kernel[(triton.cdiv(n_atoms, _LOCATED),)](
-                positions, system, planes, base, fraction, bins, n_atoms, *mesh, BLOCK=_LOCATED
+                positions, system, planes, base, fraction, n_atoms, *mesh, BLOCK=_LOCATED
             )
-    bins, order = torch.sort(bins, stable=True)
-    n_bins = n_systems * (mesh[0] // BIN) * (mesh[1] // BIN) * (mesh[2] // BIN)
-    numbers = torch.arange(n_bins + 1, dtype=torch.int32, device=bins.device)
-    starts = torch.searchsorted(bins, numbers, out_int32=True)
-    return Places(planes, volume, base, fraction, order, starts)
+    return Places(planes, volume, base, fraction)
 
 
-def spread(charges: Tensor, places: Places, mesh: tuple[int, int, int], order: int) -> Tensor:
-    """Return the charges on the mesh, [B, K0, K1, K2]."""
-    out = charges.new_empty(len(places.planes), *mesh)
-    x, y, z = _TILE
-    tiles = triton.cdiv(mesh[0], x) * triton.cdiv(mesh[1], y) * triton.cdiv(mesh[2], z)
+def spread(
+    charges: Tensor, system: Tensor, places: Places, mesh: tuple[int, int, int], order: int
+) -> Tensor:
+    """Return the charges [N] on the mesh, [B, K0, K1, K2].
+
+    They are rounded to 2^-60 of the sum of their sizes in a system. The mesh of a system is NaN if
+    one of its charges is not finite or has no place.
+    """
+    n_atoms, n_systems, n_points = len(charges), len(places.planes), mesh[0] * mesh[1] * mesh[2]
+    total = segment_sum(charges.abs(), system_pointers(system, n_systems), "float64")
+    sums = torch.zeros(n_systems, n_points, dtype=torch.int64, device=charges.device)
+    offset = torch.zeros_like(places.volume)
+    out = charges.new_empty(n_systems, *mesh)
     with torch.cuda.device_of(charges):
-        _spread_kernel[(tiles, len(out))](
-            charges,
-            *places[2:],
-            out,
-            len(charges),
-            *mesh,
-            ORDER=order,
-            X=x,
-            Y=y,
-            Z=z,
-            CHUNK=_CHUNK,
-            PRECISION=exact_precision(charges),
-        )
+        if n_atoms:
+            _spread_kernel[(triton.cdiv(n_atoms, _ATOMS),)](
+                charges,
+                total,
+                system,
+                places.base,
+                places.fraction,
+                sums,
+                offset,
+                n_atoms,
+                *mesh,
+                ORDER=order,
+                POINTS=_POINTS,
+                ATOMS=_ATOMS,
+            )
+        blocks = triton.cdiv(n_points, _CONVERTED)
+        _convert_kernel[(blocks, n_systems)](sums, total, offset, out, n_points, BLOCK=_CONVERTED)
     return out
 
 
@@ -385,14 +371,13 @@ def gather(
     if not n_atoms:
         return
     with torch.cuda.device_of(charges):
-        _gather_kernel[(triton.cdiv(n_atoms, _GATHERED),)](
+        _gather_kernel[(triton.cdiv(n_atoms, _ATOMS),)](
             charges,
             positions,
             system,
             places.planes,
             places.base,
             places.fraction,
-            places.order,
             potentials,
             constants(self_potential, device=charges.device),
             *outputs,
@@ -400,5 +385,5 @@ def gather(
             *potentials.shape[1:],
             ORDER=order,
             POINTS=_POINTS,
-            ATOMS=_GATHERED,
+            ATOMS=_ATOMS,
         )

@@ -182,7 +182,7 @@ def _mesh_ewald(
     charges, positions, n_systems = charges.contiguous(), positions.contiguous(), len(cell)
     places = locate(positions, cell.double().contiguous(), system, size, charges.dtype)
 
-    charged = spread(charges, places, size, order)
+    charged = spread(charges, system, places, size, order)
     potentials, of_waves = convolved(charged, places, splitting, order)
 
     of_atoms = charges.new_empty(len(charges), COLUMNS, dtype=torch.float64)

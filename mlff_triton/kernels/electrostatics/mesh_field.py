@@ -16,7 +16,7 @@ from mlff_triton.kernels.electrostatics.types import MeshPlaces, PMEParameters
 
 
 def mesh_places(positions: Tensor, cell: Tensor, parameters: PMEParameters) -> MeshPlaces:
-    """Find positions on a mesh, and sort them by bin.
+    """Find positions on a mesh.
 
     Parameters
     ----------
@@ -32,9 +32,10 @@ def mesh_places(positions: Tensor, cell: Tensor, parameters: PMEParameters) -> M
     InputError
         If the mesh has more than 2^31 points.
     """
-    positions, system = positions.contiguous(), _system(positions)
+    positions = positions.contiguous()
+    system = torch.zeros(len(positions), dtype=torch.int32, device=positions.device)
     found = locate(positions, cell.contiguous(), system, parameters.mesh, torch.float64)
-    others = positions, found.volume, found.order, found.starts
+    others = positions, found.volume, system
     return MeshPlaces(found.base, found.fraction, found.planes, others)
 
 
@@ -45,8 +46,8 @@ def mesh_potential(
     parameters: PMEParameters,
 ) -> Tensor:
     """Compute the potential of charges [N], with their own, on a mesh [K0, K1, K2], V."""
-    found = _places(places)
-    charged = spread(charges.contiguous(), found, parameters.mesh, parameters.order)
+    found, system = _places(places), places.others[2]
+    charged = spread(charges.contiguous(), system, found, parameters.mesh, parameters.order)
     return convolved(charged, found, parameters.splitting, parameters.order)[0][0]
 
 
@@ -54,19 +55,13 @@ def mesh_values(
     mesh: Tensor, places: MeshPlaces, parameters: PMEParameters
 ) -> tuple[Tensor, Tensor]:
     """Interpolate a potential on a mesh: values [N] in V, and gradients [N, 3] in V/Å."""
-    positions = places.sorted[0]
+    positions, _, system = places.others
     values, gradients = positions.new_empty(len(positions)), torch.empty_like(positions)
     sums = positions.new_empty(len(positions), COLUMNS)
-    atoms = torch.ones_like(values), positions, _system(positions), _places(places)
+    atoms = torch.ones_like(values), positions, system, _places(places)
     gather(mesh[None], *atoms, 0.0, parameters.order, (values, gradients, sums))
     return values, gradients
 
 
 def _places(places: MeshPlaces) -> Places:
-    _, volume, order, starts = places.sorted
-    return Places(places.planes, volume, places.base, places.fraction, order, starts)
-
-
-def _system(positions: Tensor) -> Tensor:
-    """Return the only system of all positions, int32 [N]."""
-    return torch.zeros(len(positions), dtype=torch.int32, device=positions.device)
+    return Places(places.planes, places.others[1], places.base, places.fraction)

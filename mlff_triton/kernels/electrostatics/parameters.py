@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.electrostatics.types import BIN, ORDERS, SMALLEST_MESH, PMEParameters
+from mlff_triton.kernels.electrostatics.types import MULTIPLE, ORDERS, SMALLEST_MESH, PMEParameters
 
 DENSITY = 0.1  # atoms per Å^3, as in water
 FORCE = 2.5
@@ -113,9 +113,9 @@ def check_cells(cell: Tensor) -> None:
 
 def mesh_size(least: float) -> int:
     """Return the smallest number of mesh points that is at least as large and fast to transform."""
-    n = max(SMALLEST_MESH, BIN * math.ceil(least / BIN))
+    n = max(SMALLEST_MESH, MULTIPLE * math.ceil(least / MULTIPLE))
     while not _is_smooth(n):
-        n += BIN
+        n += MULTIPLE
     return n
 
 

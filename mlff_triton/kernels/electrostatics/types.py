@@ -14,9 +14,9 @@ COULOMB = HARTREE * BOHR
 """``e^2 / (4 pi eps0)`` in eV Å."""
 ORDERS = (4, 5, 6)
 """Orders of B-splines for which there are kernels."""
-BIN = 4
-"""Mesh points along each side of the bins in which atoms are sorted."""
-SMALLEST_MESH = 2 * BIN
+MULTIPLE = 4
+"""Numbers of mesh points are multiples of it: `parameters.mesh_size` has fewer sizes to choose."""
+SMALLEST_MESH = 2 * MULTIPLE
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class PMEParameters:
                 raise InputError(f"{name} must be positive and finite, not {getattr(self, name)}")
         if self.order not in ORDERS:
             raise InputError(f"order={self.order} is not supported: use 4, 5 or 6")
-        if len(self.mesh) != 3 or any(n < SMALLEST_MESH or n % BIN for n in self.mesh):
+        if len(self.mesh) != 3 or any(n < SMALLEST_MESH or n % MULTIPLE for n in self.mesh):
             raise InputError(
-                f"the mesh has {list(self.mesh)} points: use three multiples of {BIN}, at least "
-                f"{SMALLEST_MESH}"
+                f"the mesh has {list(self.mesh)} points: use three multiples of {MULTIPLE}, at "
+                f"least {SMALLEST_MESH}"
             )
         if self.slab not in (None, 0, 1, 2):
             raise InputError(f"slab={self.slab} is unknown: use 0, 1, 2 or None")
@@ -137,11 +137,11 @@ class MeshPlaces(NamedTuple):
         Distance from it, from 0 to 1.
     planes : float64 [1, 3, 3]
         Gradients of the fractional coordinates, 1/Å.
-    sorted : tuple of tensor
+    others : tuple of tensor
         Other tensors that kernels read.
     """
 
     base: Tensor
     fraction: Tensor
     planes: Tensor
-    sorted: tuple[Tensor, ...] = ()
+    others: tuple[Tensor, ...] = ()

@@ -25,7 +25,7 @@ def mesh_places(positions: Tensor, cell: Tensor, parameters: PMEParameters) -> M
     found = reference.mesh_places(positions, cell, parameters)
     x, y, z = found.base.nan_to_num(0, 0, 0).long().unbind(1)
     k0, k1, k2 = parameters.mesh
-    return found._replace(sorted=(((x % k0 * k1 + y % k1) * k2 + z % k2).argsort(stable=True),))
+    return found._replace(others=(((x % k0 * k1 + y % k1) * k2 + z % k2).argsort(stable=True),))
 
 
 def mesh_potential(
@@ -33,7 +33,7 @@ def mesh_potential(
 ) -> Tensor:
     """Compute the potential of charges [N], with their own, on a mesh [K0, K1, K2], V."""
     mesh = charges.new_zeros(parameters.mesh)
-    given = charges, places.base, places.fraction, *places.sorted, parameters.order, mesh
+    given = charges, places.base, places.fraction, *places.others, parameters.order, mesh
     run(_spread, len(charges), *given, in_order=True)  # as points belong to several charges
     return reference.filtered(mesh, _influence(tuple(cell.flatten().tolist()), parameters))
 
@@ -51,7 +51,7 @@ def mesh_values(
     values, gradients = torch.empty_like(places.base[:, 0]), torch.empty_like(places.base)
     size = torch.tensor(parameters.mesh, dtype=mesh.dtype)
     planes = (places.planes[0] * size).contiguous()
-    given = mesh, places.base, places.fraction, *places.sorted, planes, parameters.order
+    given = mesh, places.base, places.fraction, *places.others, planes, parameters.order
     run(_gather, len(values), *given, values, gradients)
     return values, gradients
 
