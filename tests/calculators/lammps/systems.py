@@ -152,10 +152,14 @@ def of_engine(
 def run_ranks(
     n_ranks: int, arguments: list[str], folder: Path, timeout: float = 300
 ) -> subprocess.CompletedProcess[str]:
-    """Run a Python module or script on several ranks, each with one thread."""
+    """Run a Python module or script on several ranks, each with one thread.
+
+    Ranks that wait leave their core to others, as there may be fewer cores than ranks.
+    """
     import os
 
     environment = os.environ | {
+        "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
     }

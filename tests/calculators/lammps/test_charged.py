@@ -25,8 +25,8 @@ pytestmark = needs_lammps
 
 Results = dict[str, np.ndarray]
 RUNS = [
-    # ranks, backend
-    (2, "cpu"),
+    # ranks, backend; four have neighbors as two and three do
+    pytest.param(2, "cpu", marks=pytest.mark.slow),
     pytest.param(3, "cpu", marks=pytest.mark.slow),
     (4, "cpu"),
     pytest.param(3, "torch", marks=pytest.mark.slow),
