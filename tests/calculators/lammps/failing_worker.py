@@ -26,27 +26,31 @@ from tests.calculators.lammps.systems import TYPES, charged, small_model, start,
 LAST = MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1
 
 
-def couple_or_write(lmp: Any, model: TensorNet, **options: Any) -> None:
+def couple_or_write(what: str, lmp: Any, model: TensorNet, **options: Any) -> None:
     """Couple, or write the error to a file of this rank, as output of several ranks mixes."""
     try:
         couple(lmp, model, TYPES, device="cpu", **options)
     except MlffTritonError as error:
-        Path(f"rank-{MPI.COMM_WORLD.rank}.txt").write_text(str(error))
-        raise
+        Path(f"{what}-{MPI.COMM_WORLD.rank}.txt").write_text(str(error))
+
+
+def fail_to_couple() -> None:
+    """Let the set-up fail on the last rank, or differ there, one reason after another."""
+    lmp, model = start(water()), small_model()
+    failure = mock.patch.object(Engine, "part", side_effect=BackendError("no memory here"))
+    with failure if LAST else nullcontext():
+        couple_or_write("set-up", lmp, model)
+    couple_or_write("dtype", lmp, model, dtype="float64" if LAST else "float32")
+    model.std *= 1.5 if LAST else 1.0
+    couple_or_write("model", lmp, model)
+    couple(lmp, model, TYPES, device="cpu")
 
 
 def main(when: str) -> None:
     """Let the last rank fail during the set-up, in a step, or between LAMMPS and the model."""
-    lmp, model = start(water()), small_model()
     if when == "set-up":
-        failure = mock.patch.object(Engine, "part", side_effect=BackendError("no memory here"))
-        with failure if LAST else nullcontext():
-            couple_or_write(lmp, model)
-    elif when == "dtype":
-        couple_or_write(lmp, model, dtype="float64" if LAST else "float32")
-    elif when == "model":
-        model.std *= 1.5 if LAST else 1.0
-        couple_or_write(lmp, model)
+        fail_to_couple()
+    lmp = start(water())
     final = charged() if when == "sum" else small_model()
     coupling = couple(lmp, final, TYPES, device="cpu")
     lmp.commands_list(["fix move all nve", "timestep 0.0005", "run 3"])
