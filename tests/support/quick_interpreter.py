@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -23,9 +23,14 @@ BYTES = {"int1": 1, "fp32": 4, "fp64": 8} | {f"int{8 << k}": 1 << k for k in ran
 @pytest.fixture(autouse=True)
 def quick_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep what the interpreter computes anew for every operation, function call and launch."""
+    make_quick(monkeypatch.setattr)
+
+
+def make_quick(replace: Callable[[object, str, object], None]) -> None:
+    """Replace functions of the interpreter by `replace(owner, name, function)`, without a GPU."""
     if not torch.cuda.is_available():
         for owner, name, function in _replacements():
-            monkeypatch.setattr(owner, name, function)
+            replace(owner, name, function)
 
 
 @cache

@@ -202,10 +202,12 @@ from mlff_triton.calculators.lammps import couple
 from mlff_triton.engine import device_steps
 from mlff_triton.kernels.tensornet.reference import operators as plain
 from tests.calculators.lammps.systems import TYPES, small_model, start
+from tests.support.quick_interpreter import make_quick
 
 middle, backend, device = float(sys.argv[1]), *sys.argv[2:]
 if device == "cpu":  # where the interpreter is slow
     device_steps.DeviceSteps = partial(device_steps.DeviceSteps, operators=plain)
+    make_quick(setattr)
 x = np.mod(middle + np.array([-0.4, 0.4]), 18)
 atoms = Atoms("H4", [[x[0], 1, 1], [x[1], 1, 1], [4, 5, 5], [13, 5, 5]], cell=[18, 9, 9], pbc=True)
 lmp = start(atoms, "processors * 1 1")
