@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -32,19 +34,26 @@ def test_blocks_repeat(tmp_path):
 
 def test_replicas_have_the_same_logs_on_all_devices(tmp_path, capfd, monkeypatch):
     options = ["--replicas", "2", "--steps", "2", "--every", "1", "--out", str(tmp_path)]
+    run = replicas.run
+
+    def kept(given, devices, out):
+        ms = run(given, devices, out)
+        shutil.copytree(out, tmp_path / devices)
+        return ms
+
+    monkeypatch.setattr(replicas, "run", kept)
     replicas.main([*options, *TWO])
     rows = read_rows(tmp_path / "replicas.csv")
     assert [row.impl for row in rows] == ["cpus-1", "cpus-2"]
     assert all(row.gate == "pass" and row.atoms == 332 for row in rows)
     assert capfd.readouterr().out.count("the same logs") == 2
 
-    run = replicas.run
-
-    def broken(options, devices, out):
-        ms = run(options, devices, out)
+    def broken(_, devices, out):
+        """Return the results of the first run, with another log on two devices."""
+        shutil.copytree(tmp_path / devices, out)
         if devices == "cpu,cpu":
             (out / "log-001.csv").write_text("step\n")
-        return ms
+        return 1.0
 
     monkeypatch.setattr(replicas, "run", broken)
     replicas.main([*options, *TWO])
