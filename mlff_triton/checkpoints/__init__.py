@@ -41,7 +41,7 @@ __all__ = [
     "shipped_models",
 ]
 
-DEFAULT_MODEL = "tensornet-gfn2"
+DEFAULT_MODEL = "tensornet-wb97m"
 MAX_MEMBERS = 64  # of an ensemble
 
 
@@ -135,9 +135,10 @@ def loaded(model: str | Path | TensorNet | Ensemble) -> TensorNet | Ensemble:
 
 
 def shipped_models() -> dict[str, Path]:
-    """Return the names and files of the models included in the package."""
+    """Return the names and files of the models included in the package, the default first."""
     folder = Path(str(resources.files("mlff_triton"))) / "weights"
-    return {path.stem: path for path in sorted(folder.glob("*.safetensors"))}
+    found = {path.stem: path for path in sorted(folder.glob("*.safetensors"))}
+    return {DEFAULT_MODEL: found[DEFAULT_MODEL]} | found
 
 
 def resolve_path(model: str | Path) -> Path:

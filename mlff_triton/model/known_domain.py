@@ -93,5 +93,6 @@ SCS-SCS
 """.split()  # noqa: SIM905 (two hundred quoted names would be harder to read)
     ),
 )
-RECORDS = {"3e432964aa8fb1f4": TENSORNET_GFN2}
+TENSORNET_WB97M = KnownDomain(charges=(0,), closed_shells=True, bonds=None)
+RECORDS = {"3e432964aa8fb1f4": TENSORNET_GFN2, "14cee14f195369c6": TENSORNET_WB97M}
 """Known domains by `hash_of_weights`, so that copies of a model in other files keep theirs."""

@@ -202,7 +202,7 @@ class TestWarnings:
     @pytest.mark.parametrize(
         ("model", "method", "message"),
         [
-            ("default", METHOD, "of default have dispersion (D4): leave d3bj:pbe out"),
+            ("default", METHOD, "of default have dispersion (D3): leave d3bj:pbe out"),
             ("tensornet-gfn2", METHOD, "have dispersion (D4)"),
             ("aceff-2.0", "d3bj:wb97m", "have dispersion (VV10)"),
             ("tensornet-matpes-pbe", "d3bj:r2scan", "call for d3bj:pbe, not for d3bj:r2scan"),

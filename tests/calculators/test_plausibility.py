@@ -27,6 +27,7 @@ from tests.support.tensornets import model_of
 from tests.support.torch_sim_double import doubled
 
 ROOT = Path(__file__).parents[2]
+SHIPPED = ("default", "tensornet-gfn2")
 TRAINED_ON = ROOT / "examples" / "training" / "structures.xyz"
 
 
@@ -59,7 +60,7 @@ UNKNOWN = {
 def test_unknown_chemistry_is_warned_of_once(name):
     atoms, message = UNKNOWN[name]
     atoms = atoms.copy()
-    atoms.calc = TensorNetCalculator(device="cpu")
+    atoms.calc = TensorNetCalculator("tensornet-gfn2", device="cpu")
     with pytest.warns(UnknownChemistryWarning, match=message) as caught:
         atoms.get_potential_energy()
     assert len(caught) == 1
@@ -71,13 +72,23 @@ def test_unknown_chemistry_is_warned_of_once(name):
         atoms.calc.get_potential_energy(atoms[::-1])
 
 
+@pytest.mark.parametrize("model", SHIPPED)
 @pytest.mark.parametrize("name", ["CH3CH2OH", "C6H6", "H2O", "CH3CONH2", "C3H4_D2d", "CO2", "N2"])
-def test_known_molecules_pass(name):
-    TensorNetCalculator(device="cpu").get_potential_energy(molecule(name))
+def test_known_molecules_pass(model, name):
+    TensorNetCalculator(model, device="cpu").get_potential_energy(molecule(name))
 
 
-def test_known_liquids_pass():
-    TensorNetCalculator(device="cpu").get_potential_energy(water_box(8))
+@pytest.mark.parametrize("model", SHIPPED)
+def test_known_liquids_pass(model):
+    TensorNetCalculator(model, device="cpu").get_potential_energy(water_box(8))
+
+
+@pytest.mark.parametrize("name", ["protein without hydrogen", "radical"])
+def test_the_default_doubts_what_it_is_uncertain_about(name):
+    atoms = UNKNOWN[name][0].copy()
+    atoms.calc = TensorNetCalculator(device="cpu")
+    with pytest.warns(UnknownChemistryWarning, match="the model expects an error of"):
+        atoms.get_potential_energy()
 
 
 def test_models_without_a_record_do_not_warn():
@@ -86,8 +97,13 @@ def test_models_without_a_record_do_not_warn():
     calc.get_potential_energy(molecule("CH3"))
 
 
+def test_the_default_is_for_closed_shells_without_charge():
+    domain = load_model("default").known_domain
+    assert (domain.charges, domain.closed_shells, domain.bonds) == ((0,), True, None)
+
+
 def test_the_record_belongs_to_the_shipped_model():
-    model = load_model("default")
+    model = load_model("tensornet-gfn2")
     assert model.known_domain is TENSORNET_GFN2
     assert Ensemble([model, model]).known_domain is TENSORNET_GFN2
     other = model_of()
@@ -196,7 +212,7 @@ def front_end(request):
 
 
 def test_all_front_ends_warn_once(front_end):
-    run = front_end("default", Atoms("O2", [[0, 0, 0], [0, 0, 1.21]]))
+    run = front_end("tensornet-gfn2", Atoms("O2", [[0, 0, 0], [0, 0, 1.21]]))
     with pytest.warns(UnknownChemistryWarning, match="O bonded to O and O bonded to O") as caught:
         run()
     assert len(caught) == 1

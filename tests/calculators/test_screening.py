@@ -111,7 +111,7 @@ def test_images_are_neighbors():
 def test_many_structures_are_looked_at_as_each_alone(seed):
     """Molecules that are stretched, squeezed, ionized, broken, periodic, or as they were."""
     rng = np.random.default_rng(seed)
-    screening = Screening(Session("default", "cpu"))
+    screening = Screening(Session("tensornet-gfn2", "cpu"))
     structures = []
     for name in rng.choice(["H2O", "CH3OH", "C6H6", "H", "SiH4", "O2", "CH3", "N2"], 12):
         atoms = molecule(name)
@@ -134,7 +134,7 @@ def test_many_structures_are_looked_at_as_each_alone(seed):
 
 
 def test_usual_molecules_need_no_closer_look():
-    session = Session("default", "cpu")
+    session = Session("tensornet-gfn2", "cpu")
     structures = [molecule(name) for name in ("H2O", "CH3OH", "C6H6", "CH3OH")]
     Screening(session).look_at_many(structures)
     domain, elements = session.engine.known_domain, session.engine.elements

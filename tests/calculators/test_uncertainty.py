@@ -122,7 +122,7 @@ def test_the_message_is_one_line_about_the_worst_atom():
 
 def test_it_replaces_the_list_of_bonds():
     """Total charges and odd numbers of electrons are judged as before."""
-    shipped = load_model("default")
+    shipped = load_model("tensornet-gfn2")
     listed = shipped.known_domain.bonds
     assert listed
     for limit in (None, 1e6):

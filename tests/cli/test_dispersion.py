@@ -114,7 +114,7 @@ def test_a_model_that_has_dispersion_gets_one_warning(run, command):
         "md": ("--steps", "1"),
     }.get(command, ())
     structure = () if command == "explain" else ("ethanol.xyz",)
-    with pytest.warns(DispersionWarning, match=r"have dispersion \(D4\)") as found:
+    with pytest.warns(DispersionWarning, match=r"have dispersion \(D3\)") as found:
         run(command, *structure, *options, *CPU, *WITH)
     assert len([one for one in found if one.category is DispersionWarning]) == 1
 

@@ -119,9 +119,9 @@ def test_ctrl_c_in_a_command_takes_one_line(monkeypatch, capfd):
 
 def test_warnings_take_one_line(tmp_path):
     (tmp_path / "oxygen.xyz").write_text("2\n\nO 0 0 0\nO 0 0 1.21\n")
-    command = "from mlff_triton.cli.main import main; main()"
+    command, model = "from mlff_triton.cli.main import main; main()", ("--model", "tensornet-gfn2")
     done = subprocess.run(  # noqa: S603 - the command line itself
-        [sys.executable, "-c", command, "energy", "oxygen.xyz", "--device", "cpu"],
+        [sys.executable, "-c", command, "energy", "oxygen.xyz", *model, "--device", "cpu"],
         capture_output=True,
         text=True,
         cwd=tmp_path,

@@ -13,6 +13,8 @@ from mlff_triton.checkpoints.facts import FACTS
 from tests.support.checkpoints import lightning
 from tests.support.hub import serving, use
 
+SHIPPED = ("tensornet-wb97m", "tensornet-gfn2")
+
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
@@ -31,9 +33,10 @@ def test_models_lists_names_and_what_is_in_the_cache(run, hub):
     assert (code, err) == (0, "")
     assert hub.requests == []
     lines = headings(before)
-    assert [line.split()[0] for line in lines] == ["tensornet-gfn2", *models.NAMED]
-    assert lines[0].split() == ["tensornet-gfn2", "shipped", "default"]
-    assert all("on the Hub" in line for line in lines[1:])
+    assert [line.split()[0] for line in lines] == [*SHIPPED, *models.NAMED]
+    assert lines[0].split() == ["tensornet-wb97m", "shipped", "default"]
+    assert lines[1].split() == ["tensornet-gfn2", "shipped"]
+    assert all("on the Hub" in line for line in lines[2:])
     assert "materialyze/TensorNet-PES-MatPES-r2SCAN-2025.2" in before
 
     content = io.BytesIO()
@@ -55,7 +58,7 @@ def test_models_and_info_state_the_same_facts(run):
         lines = "\n".join(f"    {name:12}  {text}" for name, text in facts.rows())
         assert f"\n{lines}\n" in listed
     shown = words(run("info", "default")[1].replace("│", " "))
-    for name, text in FACTS["tensornet-gfn2"].rows():
+    for name, text in FACTS["tensornet-wb97m"].rows():
         if name != "elements":
             assert f"{name} {words(text)}" in shown
 

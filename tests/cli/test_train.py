@@ -181,7 +181,10 @@ def test_mistakes_take_one_line_and_write_nothing(train, arguments, message):
 def test_elements_that_a_model_does_not_know(train):
     code, _, err = train("--from", "default", sizes=("--device", "cpu"))
     assert code == 2
-    assert "data.xyz, frame 0: the model does not know Cu, Ag; it knows H, C, N, O, S" in err
+    assert (
+        "data.xyz, frame 0: the model does not know Cu, Ag; it knows H, B, C, N, O, F, Si, P, S, "
+        in err
+    )
 
 
 def test_a_full_disk_is_one_line_and_loses_nothing(train):

@@ -1,4 +1,4 @@
-"""Tables and figures of the shipped model's errors, and the numbers on the page that shows them."""
+"""Tables and figures of the former default's errors, and numbers on the page that shows them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,11 @@ def test_torsions_can_be_computed_again(training_modules, method):
     table = profile(training_modules("figures").read("torsions.csv"), "butane", method)
     name, *molecule, end = next(torsions.molecules(TRAINING / "structures.xyz"))
     assert (name, end) == ("butane", 180)
-    calculator = torsions.gfn2() if method == "gfn2" else TensorNetCalculator(dtype="float64")
+    calculator = (
+        torsions.gfn2()
+        if method == "gfn2"
+        else TensorNetCalculator("tensornet-gfn2", dtype="float64")
+    )
     found = torsions.profile(*molecule, calculator, end)
     energies = [next(found)[1] for _ in range(3)]
     relative = (np.array(energies) - energies[0]) * torsions.EV_TO_KCAL_PER_MOL
@@ -95,6 +99,6 @@ def test_torsions_can_be_computed_again(training_modules, method):
 def test_biphenyl_gets_no_warning_of_unknown_chemistry(training_modules):
     """As the page says; a warning is an error here."""
     atoms, *_ = training_modules("torsions").biphenyl()
-    atoms.calc = TensorNetCalculator()
+    atoms.calc = TensorNetCalculator("tensornet-gfn2")
     assert atoms.get_potential_energy() < 0
     assert "No [warning](ase.md#unknown-chemistry) says so" in page()

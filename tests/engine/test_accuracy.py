@@ -8,7 +8,7 @@ from mlff_triton.testing.structures import random_cluster
 
 def test_loops_in_float32_are_as_accurate_as_the_exact_module():
     """Compare forces of several systems with those of the exact module in float64."""
-    clusters = [random_cluster(23, seed=seed) for seed in range(3)]
+    clusters = [random_cluster(23, seed=seed) for seed in range(10)]
 
     def forces(backend, dtype):
         engine = Engine("default", device="cpu", backend=backend, dtype=dtype)

@@ -125,6 +125,6 @@ def test_another_basis_has_its_own_knots():
 )
 def test_placing_knots_takes_few_evaluations(dtype, most, counter):
     """Five per interval to measure the errors, one per knot, and a thousand samples."""
-    tables = tabulate(load_model("default").double(), TOLERANCES[dtype])
+    tables = tabulate(load_model("tensornet-gfn2").double(), TOLERANCES[dtype])
     assert counter.distances < most
     assert counter.distances < 6.2 * len(tables.knots.positions) + 1100

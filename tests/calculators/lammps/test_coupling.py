@@ -336,7 +336,7 @@ def test_atoms_that_vanish_elsewhere_change_the_share_of_the_mean() -> None:
 def test_unknown_chemistry_is_warned_of_once() -> None:
     atoms = Atoms("O2", [[1, 1, 1], [1, 1, 2.21]], cell=[20] * 3, pbc=True)
     lmp = start(atoms)
-    coupled(lmp, model="default")
+    coupled(lmp, model="tensornet-gfn2")
     with pytest.warns(UnknownChemistryWarning, match="atoms 1 and 2, O bonded to O") as caught:
         lmp.command("run 0")
     assert len(caught) == 1
@@ -378,7 +378,7 @@ def test_bonds_across_faces_are_whole() -> None:
     atoms.positions += 1.0
     atoms.wrap()
     lmp = start(atoms)
-    coupled(lmp, model="default")
+    coupled(lmp, model="tensornet-gfn2")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         lmp.command("run 0")

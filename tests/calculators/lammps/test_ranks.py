@@ -186,7 +186,7 @@ atoms.cell[0, 0] += 60
 middle += 30
 atoms += Atoms("O2", [[middle - 0.6, 1, 1], [middle + 0.6, 1, 1]])
 lmp = start(atoms)
-couple(lmp, "default", ["H", "O"], device="cpu")
+couple(lmp, "tensornet-gfn2", ["H", "O"], device="cpu")
 lmp.command("run 0")
 """
     done = run_ranks(2, ["-W", "always", "-c", program], tmp_path)

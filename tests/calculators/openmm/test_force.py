@@ -185,6 +185,7 @@ def test_integrators(name, platform):
     assert_as_ase(context, atoms, default_calculator(device, "float64"))
 
 
+@pytest.mark.filterwarnings("ignore::mlff_triton.UnknownChemistryWarning")  # of trial steps
 def test_minimizer():
     atoms = STRUCTURES["molecule"]
     context = context_of(system_of(atoms, force_for(atoms)), atoms)
@@ -280,6 +281,7 @@ def test_steps_from_another_thread():
     assert_as_ase(context, atoms, default_calculator("cpu", "float32"))
 
 
+@pytest.mark.filterwarnings("ignore::mlff_triton.UnknownChemistryWarning")  # of trial steps
 def test_nve_conserves_energy():
     """The energy of methanol at about 300 K oscillates for 0.05 ps, and does not drift."""
     atoms = molecule("CH3OH")
@@ -332,7 +334,7 @@ def test_shipped_model_keeps_digits_without_references():
     energy = energy_and_forces(context_of(system_of(atoms, force), atoms))[0]
     assert (
         abs(energy)
-        < 10
+        < 20
         < 1000
         < abs(default_calculator("cpu", "float32").get_potential_energy(atoms))
     )

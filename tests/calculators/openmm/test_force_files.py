@@ -103,7 +103,7 @@ def test_default_is_written_by_the_name_of_the_model():
     """A file stays the same if another model becomes the default."""
     force = EngineForce(openmm_force.Recipe("default", np.array([8])))
     assert force.__reduce__()[1][0].model == "default"
-    assert openmm_force.lasting_model("default") == "tensornet-gfn2"
+    assert openmm_force.lasting_model("default") == "tensornet-wb97m"
 
 
 def test_a_model_given_is_copied():
