@@ -93,7 +93,7 @@ def test_ase_md(tmp_path):
     rows = [numbers_in(line) for line in run("01_ase_md.py", cwd=tmp_path).splitlines()]
     times, energies, temperatures = zip(*rows, strict=True)
     assert times == tuple(range(10, 101, 10))
-    assert all(-310.5 < energy < -309 for energy in energies)
+    assert all(-4222 < energy < -4221 for energy in energies)
     assert all(0 < temperature < 600 for temperature in temperatures)
 
 
@@ -143,6 +143,7 @@ def test_train_on_made_up_data(tmp_path):
 def test_openmm_md(tmp_path):
     pytest.importorskip("openmm", reason="OpenMM is an optional extra")
     options = ("--edge", 0.7, "--steps", 20, "--every", 10, "--minimize", 5, "--out", "run")
+    options += ("--model", "tensornet-gfn2")  # which does not judge the strained start
     rows = [
         numbers_in(line) for line in run("04_openmm_md.py", *options, cwd=tmp_path).splitlines()
     ]
@@ -198,6 +199,7 @@ def test_force_field_to_model(tmp_path):
     pytest.importorskip("openmmml", reason="openmm-ml is an optional extra")
     pytest.importorskip("pymbar", reason="needs pymbar: pip install pymbar")
     options = ("--platform", "Reference", "--steps", 5, "--equilibrate", 5)
+    options += ("--model", "tensornet-gfn2")  # as short a run leaves strained structures
     lines = run("20_force_field_to_model.py", *options, cwd=tmp_path).splitlines()
     assert [line.split()[0] for line in lines] == ["derivative", "MBAR", "TI"]
     (_, *both), slope = [numbers_in(line)[:1] for line in lines], numbers_in(lines[0])[0]
