@@ -162,6 +162,8 @@ class WholeMolecules:
         margin = 1 - reach * np.linalg.norm(inverse, axis=0)
         points = whole @ inverse
         low, high = points.min(axis=0), points.max(axis=0)
+        if (high - low < np.maximum(margin, 0.5)).all():  # half a cell: all images are nearest
+            return
         at_end = ((points >= low + margin) | (points <= high - margin)) & (high - low >= margin)
         atoms = np.flatnonzero(at_end.any(axis=1))
         for some in np.array_split(atoms, len(atoms) // ROWS_AT_ONCE + 1):

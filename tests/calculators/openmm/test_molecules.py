@@ -269,6 +269,18 @@ def test_only_molecules_within_reach_must_be_nearest(seed: int) -> None:
     assert 5 < n_refused < 45
 
 
+def test_molecules_within_half_a_box_are_nearest_at_any_reach() -> None:
+    """As of models whose Coulomb energy has no cutoff."""
+    molecules = WholeMolecules(np.zeros((0, 2), dtype=int), 2, gathers=True)
+    for apart in ([0.49, -0.49, 0.49], [0.2, 0.51, 0.1]):
+        points = BOX * np.array([[0.1, 0.8, 0.1], np.add([0.1, 0.8, 0.1], apart)])
+        if max(apart) < 0.5:
+            molecules.check_images(points, BOX * np.eye(3), np.inf)
+        else:
+            with pytest.raises(InputError, match="interact across"):
+                molecules.check_images(points, BOX * np.eye(3), np.inf)
+
+
 def test_setup_takes_time_in_proportion_to_atoms(monkeypatch: pytest.MonkeyPatch) -> None:
     """One search finds all molecules, however many there are."""
     searches = []
