@@ -80,6 +80,9 @@ class ZBLConfig:
         Factor from the distances of the model to those of the screening function.
     charges : tuple of float, optional
         Nuclear charge of each element; by default its atomic number.
+    is_smooth : bool
+        True for a switch with two derivatives that vanish at the cutoff. The default, as in
+        TorchMD-NET, is a cosine, whose curvature jumps there.
 
     Raises
     ------
@@ -91,6 +94,7 @@ class ZBLConfig:
     prefactor: float
     length_scale: float = 1.0
     charges: tuple[float, ...] | None = None
+    is_smooth: bool = False
 
     def __post_init__(self) -> None:
         for name, value, limit in (

@@ -41,6 +41,25 @@ def cosine_cutoff(distance: Tensor, lower: float, upper: float) -> Tensor:
     return 0.5 * (torch.cos(math.pi * phase) + 1) * inside
 
 
+def polynomial_cutoff(x: Tensor) -> Tensor:
+    """Switch from 1 at 0 to 0 at 1, with two derivatives that vanish at the end.
+
+    ``1 - (p + 1) (p + 2) / 2 x^p + p (p + 2) x^(p + 1) - p (p + 1) / 2 x^(p + 2)`` with p = 6; J.
+    Gasteiger, J. Groß, S. Günnemann, ICLR 2020, https://arxiv.org/abs/2003.03123, eq. 8.
+
+    Parameters
+    ----------
+    x : [...]
+        Distances relative to the cutoff, from 0 to 1.
+
+    Returns
+    -------
+    [...]
+        Weights between 0 and 1.
+    """
+    return 1 - x**6 * (28 - x * (48 - 21 * x))
+
+
 class ExpNormalBasis(nn.Module):
     """Gaussians in ``exp(-alpha d)`` (PhysNet, https://doi.org/10.1021/acs.jctc.9b00181)."""
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mlff_triton.kernels.types.nuclei import SCREENING
 from mlff_triton.model.config import TensorNet2Config
+from mlff_triton.model.radial_basis import polynomial_cutoff
 
 ANGSTROM_TO_BOHR = 1.8897261258369282
 COULOMB = 14.399645  # eV Å
@@ -84,13 +85,4 @@ class Repulsion(nn.Module):
         screening = torch.stack([w * torch.exp(-rate * x) for w, rate in SCREENING]).sum(0)
         coulomb = COULOMB * charge[species_i] * charge[species_j] / distance
         inside = (distance / radii[species_i, species_j]).clamp(max=1.0)
-        return coulomb * screening * _envelope(inside)
-
-
-def _envelope(x: Tensor) -> Tensor:
-    """Switch from 1 at 0 to 0 at 1, with two derivatives that vanish at the end.
-
-    ``1 - (p + 1) (p + 2) / 2 x^p + p (p + 2) x^(p + 1) - p (p + 1) / 2 x^(p + 2)`` with p = 6; J.
-    Gasteiger, J. Groß, S. Günnemann, ICLR 2020, https://arxiv.org/abs/2003.03123, eq. 8.
-    """
-    return 1 - x**6 * (28 - x * (48 - 21 * x))
+        return coulomb * screening * polynomial_cutoff(inside)

@@ -95,6 +95,7 @@ class Architecture:
 
     def config(self, elements: tuple[int, ...], *, uses_charge: bool) -> TensorNetConfig:
         """Return the configuration of a model of some elements."""
+        zbl = None if self.zbl is None else ZBLConfig(self.zbl, HARTREE * BOHR, is_smooth=True)
         config = TensorNetConfig(
             elements=elements,
             hidden_channels=self.channels,
@@ -102,7 +103,7 @@ class Architecture:
             num_rbf=self.rbf,
             cutoff_upper=self.cutoff,
             uses_charge=uses_charge,
-            zbl=None if self.zbl is None else ZBLConfig(self.zbl, HARTREE * BOHR),
+            zbl=zbl,
         )
         if not self.charges:
             return config

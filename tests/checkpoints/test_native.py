@@ -47,9 +47,10 @@ def contents(folder: Path) -> list[str]:
         {"group": "SO(3)", "activation": "ssp", "cutoff_lower": 0.5, "trainable_rbf": True},
         {"zbl": ZBLConfig(cutoff=2.5, prefactor=14.4)},
         {"zbl": ZBLConfig(2.5, 14.4, 1.889, charges=(1.0, 6.0, 7.0, 8.5)), "rbf_type": "gauss"},
+        {"zbl": ZBLConfig(cutoff=2.5, prefactor=14.4, is_smooth=True)},
         {"rbf_type": "bessel", "bessel_orders": 5, "self_loops": False, "head": "gated"},
     ],
-    ids=["default", "options", "ZBL", "ZBL with charges", "bessel"],
+    ids=["default", "options", "ZBL", "ZBL with charges", "smooth ZBL", "bessel"],
 )
 def test_round_trip_keeps_every_bit(tmp_path, changes, dtype):
     model, path = native(**changes).to(dtype), tmp_path / "model.safetensors"

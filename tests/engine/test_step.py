@@ -41,6 +41,7 @@ VARIANTS = {
     },
     "more channels than heads fill": {"hidden_channels": 64, "num_layers": 1},
     "nuclear repulsion": {"zbl": ZBL, "num_layers": 1},
+    "smooth repulsion": {"zbl": replace(ZBL, is_smooth=True), "num_layers": 1},
     "48 channels": {"hidden_channels": 48, "num_layers": 1},
     "7 channels": {"hidden_channels": 7, "group": "SO(3)"},
 }

@@ -44,6 +44,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "two layers, gauss, tanh": {"num_layers": 2, "rbf_type": "gauss", "activation": "tanh"},
     "lower cutoff": {"cutoff_lower": 1.0},
     "ZBL": {"zbl": ZBLConfig(cutoff=3.0, prefactor=14.4)},
+    "smooth ZBL": {"zbl": ZBLConfig(cutoff=3.0, prefactor=14.4, is_smooth=True)},
     "as MatGL": MATGL,
     "as MatGL, bessel": {**MATGL, "rbf_type": "bessel", "bessel_orders": 2, "group": "SO(3)"},
 }

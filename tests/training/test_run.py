@@ -209,7 +209,7 @@ def test_a_training_that_diverges_is_one_line():
 def test_a_repulsion_is_part_of_the_model():
     train(begin=replace(SMALL, zbl=2.0))
     (zbl,) = load_model("out/model.safetensors").config.repulsions
-    assert zbl.cutoff == 2.0
+    assert (zbl.cutoff, zbl.is_smooth) == (2.0, True)
 
 
 def test_files_to_validate_and_test_with():

@@ -37,6 +37,7 @@ VARIANTS = {
         {"num_layers": 1, "zbl": replace(ZBL, cutoff=4.5)},
         torch.float64,
     ),
+    "smooth repulsion": ({"num_layers": 1, "zbl": replace(ZBL, is_smooth=True)}, torch.float64),
 }
 
 
