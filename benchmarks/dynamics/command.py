@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.dynamics.cases import FRAME_EVERY, FRICTION, TEMPERATURE, TIME_STEP, Case, Plan
 from benchmarks.dynamics.melted import FloatArray, Start
-from benchmarks.systems.models import CHECKOUT, model
+from benchmarks.systems.models import CHECKOUT, SHIPPED, model
 from benchmarks.systems.systems import System
 from mlff_triton.checkpoints import save_model
 from mlff_triton.dynamics import load_restart
@@ -118,6 +118,7 @@ def _options(case: Case, start: Start, device: torch.device, plan: Plan, folder:
         "device": device,
         "out": folder / "out",
     }
+    options["model"] = SHIPPED
     if case.model != "shipped":
         options["model"] = folder / "model.safetensors"
         save_model(model(case.model), folder / "model.safetensors")

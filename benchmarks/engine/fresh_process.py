@@ -22,7 +22,8 @@ def main(system: str, results: str, device: str) -> None:
     from mlff_triton.engine.engine import Engine
 
     clock.append(time.perf_counter())
-    engine = Engine("default", device=device, backend="auto" if device == "cpu" else "triton-graph")
+    backend = "auto" if device == "cpu" else "triton-graph"
+    engine = Engine("tensornet-gfn2", device=device, backend=backend)
     clock.append(time.perf_counter())
     for _ in range(2):
         prediction = engine.compute(**inputs, pbc="cell" in inputs)

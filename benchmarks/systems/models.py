@@ -17,6 +17,7 @@ from mlff_triton.model.tensornet2 import TensorNet2
 CHECKOUT = Path(__file__).resolve().parents[2]
 COULOMB_CUTOFF = 10.0  # Å
 MATPES = "matgl-tensornet-matpes-pbe"
+SHIPPED = "tensornet-gfn2"  # the former default; peers take no nuclear repulsion
 DATA_FOLDERS = (CHECKOUT / "shared" / "data", CHECKOUT.parent / "shared" / "data")
 
 
@@ -75,8 +76,8 @@ def charged_model(
 
 
 def shipped_model() -> TensorNet:
-    """Return the model that ships with the package."""
-    return _single("default")
+    """Return a model that ships with the package."""
+    return _single(SHIPPED)
 
 
 def matpes_model(folders: Sequence[Path] = DATA_FOLDERS) -> TensorNet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from ase.calculators.calculator import Calculator
 
 from mlff_triton._common.torch_settings import using_threads
 from mlff_triton.calculators._fixed_atoms import fixed_atoms
+from mlff_triton.calculators._session import Session
 from mlff_triton.calculators._total_charge import noted_charge
 from mlff_triton.dynamics.conditions import check_ensembles, minimizing
 from mlff_triton.dynamics.failures import warn_of_time_step
@@ -23,6 +25,7 @@ from mlff_triton.dynamics.threads import choose_threads
 from mlff_triton.dynamics.trajectories import check_trajectory
 from mlff_triton.engine.motion import Dynamics
 from mlff_triton.errors import InputError
+from mlff_triton.model.known_domain import UnknownChemistryWarning
 
 MAX_FORCE = 0.05  # eV/Å
 MAX_ITERATIONS = 2000
@@ -77,6 +80,11 @@ def take_systems(
     InputError
         If a structure does not suit the settings, has a constraint that does more than fix atoms,
         or has an energy that is not finite.
+
+    Warns
+    -----
+    UnknownChemistryWarning
+        If the model learned from molecules in vacuum, and the pressure is constant.
     """
     systems = [atoms.copy()] if isinstance(atoms, Atoms) else [one.copy() for one in atoms]
     if not systems:
@@ -99,7 +107,24 @@ def take_systems(
         if not np.isfinite(energy):
             raise InputError("the energy of a structure is NaN or infinite: check its geometry")
     warn_of_time_step(systems, settings.timestep)
+    _warn_of_densities(calculator, settings)
     return systems, settings
+
+
+def _warn_of_densities(calculator: Calculator, settings: Settings) -> None:
+    """Warn of constant pressure, if the model is known to have learned from molecules in vacuum."""
+    session = getattr(calculator, "session", None)
+    domain = session.engine.known_domain if isinstance(session, Session) else None
+    if domain is None or not domain.is_in_vacuum:
+        return
+    if any(stage.ensemble == "npt" for stage in settings.stages):
+        warnings.warn(
+            "the model was trained on molecules and clusters in vacuum, so that densities at "
+            "constant pressure are wrong, and those of liquids too high by 10 % and more: compare "
+            "with experiment, or train a model on your liquid",
+            UnknownChemistryWarning,
+            stacklevel=4,
+        )
 
 
 def minimize(

@@ -30,12 +30,15 @@ class KnownDomain:
     bond_factor : float
         Atoms count as bonded if they are closer than this multiple of the sum of their covalent
         radii.
+    is_in_vacuum : bool
+        True if there are molecules and clusters only, from which no density of a liquid follows.
     """
 
     charges: tuple[int, ...]
     closed_shells: bool
     bonds: frozenset[str] | None
     bond_factor: float = 1.25
+    is_in_vacuum: bool = True
 
 
 def bond_name(a: str, neighbors_of_a: list[str], b: str, neighbors_of_b: list[str]) -> str:

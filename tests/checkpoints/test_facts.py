@@ -32,11 +32,15 @@ def test_many_elements_are_shown_as_ranges():
     assert rows["elements"] == "89: H to Bi and Ac to Pu"  # as in its model.json, without Po to Ra
 
 
-def test_facts_about_the_shipped_model_are_true():
-    (name,) = shipped_models()
+@pytest.mark.parametrize("name", shipped_models())
+def test_facts_about_the_shipped_models_are_true(name):
     facts, model = FACTS[name], load_model(name)
     assert [SYMBOLS[z] for z in model.config.elements] == list(facts.elements)
     assert (facts.charge, model.uses_charge) == ("0 only", False)
+
+
+def test_errors_of_the_former_default_are_those_of_its_table():
+    facts = FACTS["tensornet-gfn2"]
     with (ROOT / "examples/training/results/errors.csv").open() as file:
         errors = {row["split"]: row for row in csv.DictReader(file) if row["group"] == "all"}
     measured = [

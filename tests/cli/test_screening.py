@@ -17,6 +17,7 @@ from mlff_triton.statics import inputs
 from mlff_triton.units import BOHR
 
 OXYGEN = Atoms("O2", [[0, 0, 0], [0, 0, 1.21]])
+SHIPPED = "tensornet-gfn2"  # which knows its bonds
 ONE_STRUCTURE = {
     "relax": ["--steps", "1"],
     "md": ["--steps", "2", "--trajectory", "xyz"],
@@ -31,7 +32,7 @@ def command(run):
     def function(name, *arguments):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            code, out, err = run(name, *arguments, "--device", "cpu")
+            code, out, err = run(name, *arguments, "--device", "cpu", "--model", SHIPPED)
         return code, out, "".join(f"warning: {found.message}\n" for found in caught) + err
 
     return function
@@ -113,7 +114,7 @@ def test_tables_have_a_column(tmp_path, monkeypatch, suffix):
     monkeypatch.chdir(tmp_path)
     ase.io.write("mixed.xyz", [molecule("H2O"), OXYGEN], format="extxyz")
     with pytest.warns(UnknownChemistryWarning, match=r"mixed\.xyz, frame 1: "):
-        progress = predict_files("mixed.xyz", f"out.{suffix}", device="cpu")
+        progress = predict_files("mixed.xyz", f"out.{suffix}", model=SHIPPED, device="cpu")
     assert progress.unknown == 1
     if suffix == "h5":
         h5py = pytest.importorskip("h5py", reason="h5py is an optional extra")
@@ -131,9 +132,9 @@ def test_a_continued_job_counts_all(tmp_path, monkeypatch):
     monkeypatch.setattr(inputs, "STRUCTURES", 2)
     ase.io.write("mixed.xyz", [OXYGEN] * 5, format="extxyz")
     with pytest.warns(UnknownChemistryWarning):
-        predict_files("mixed.xyz", "out.xyz", device="cpu", stop=lambda: True)
+        predict_files("mixed.xyz", "out.xyz", model=SHIPPED, device="cpu", stop=lambda: True)
     with pytest.warns(UnknownChemistryWarning):
-        assert predict_files("mixed.xyz", "out.xyz", device="cpu").unknown == 5
+        assert predict_files("mixed.xyz", "out.xyz", model=SHIPPED, device="cpu").unknown == 5
 
 
 def test_only_some_of_many_are_named(command):

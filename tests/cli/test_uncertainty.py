@@ -40,7 +40,7 @@ def test_energy_shows_and_writes_it(run, known):
         assert f"{value:.4f}" in out
     read = ase.io.read("results.xyz", ":")
     assert [a.arrays["uncertainty"].max() for a in read] == pytest.approx(largest, abs=1e-7)
-    out = run("energy", "two.xyz", "--device", "cpu")[1]
+    out = run("energy", "two.xyz", "--device", "cpu", "--model", "tensornet-gfn2")[1]
     assert "expected" not in out
 
 
@@ -95,7 +95,7 @@ def test_md_stops_and_saves_the_structure(run, known):
 @pytest.mark.parametrize("value", [0.3, 0, "nan"])
 def test_md_refuses_what_cannot_stop_before_it_writes(run, value, known):
     path, _ = known
-    model = ("--model", path) if value != 0.3 else ()
+    model = ("--model", path if value != 0.3 else "tensornet-gfn2")
     code, _, err = run("md", "two.xyz", *model, "--device", "cpu", "--stop-at-uncertainty", value)
     assert code == 2
     assert err.count("\n") == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import ase.io
 import numpy as np
 import pytest
@@ -11,9 +13,11 @@ from ase.calculators.calculator import Calculator
 from ase.calculators.emt import EMT
 from scipy.optimize import brentq
 
+from mlff_triton import TensorNetCalculator, UnknownChemistryWarning
 from mlff_triton.dynamics import Settings, Simulation, Stage, load_restart
 from mlff_triton.dynamics.outputs import LOG, RESTART
 from mlff_triton.errors import InputError, SimulationError
+from mlff_triton.testing.structures import water_box
 
 TEMPERATURE = 100.0
 
@@ -155,3 +159,16 @@ class NoStress(Calculator):
     def calculate(self, atoms=None, properties=(), system_changes=()):
         super().calculate(atoms, properties, system_changes)
         self.results = {"energy": 0.0, "forces": np.zeros((len(atoms), 3))}
+
+
+@pytest.mark.parametrize("model", ["default", "tensornet-gfn2"])
+def test_models_of_molecules_in_vacuum_warn_of_densities(model, tmp_path):
+    calculator = TensorNetCalculator(model, device="cpu")
+    for ensemble in ("npt", "nvt"):
+        settings = Settings((Stage(ensemble, 1),))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UnknownChemistryWarning)
+            Simulation.start(water_box(27), calculator, settings, tmp_path / ensemble)
+        found = [str(one.message) for one in caught if one.category is UnknownChemistryWarning]
+        assert len(found) == (ensemble == "npt")
+        assert all("densities at constant pressure are wrong" in text for text in found)

@@ -105,7 +105,7 @@ BAD = {
     "element": (
         {"topology_or_numbers": topology_with("Na")},
         UnknownElementError,
-        r"not know Na, which atom 24 \(NA of ION 9\) is; it knows H, C, N, O, S",
+        r"not know Na, which atom 24 \(NA of ION 9\) is; it knows H, B, C, N, O, F, Si, P, S, ",
     ),
     "element of a number": (
         {"topology_or_numbers": [8, 1, 92]},
