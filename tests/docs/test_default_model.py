@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from safetensors import safe_open
 
 from mlff_triton.checkpoints import DEFAULT_MODEL
 from mlff_triton.checkpoints.facts import FACTS
+from mlff_triton.units import EV_TO_KCAL_PER_MOL
 from tests.docs.pages import DOCS
 
 WEIGHTS = Path(__file__).parents[2] / "mlff_triton" / "weights"
@@ -51,6 +53,21 @@ def test_errors_in_the_card_and_the_facts_are_in_the_table(figures):
     assert f"rattled molecules by {np.mean(errors(figures, 'forces')):.2f} kcal/mol/Å" in card
     ice, urea = errors(figures, "crystals")
     assert f"ice Ih by {ice:.0f} %, urea by {urea:.0f} %" in card
+
+
+def test_errors_of_the_test_set_in_the_card_and_the_facts_are_those_of_the_training(figures):
+    with (figures.RESULTS / "default-report.csv").open(newline="") as file:
+        parts = {row["name"]: row for row in csv.DictReader(file) if row["section"] == "parts"}
+    energy, force = (
+        float(parts["test"][name]) for name in ("energy_mae_meV_per_atom", "force_mae_meV_per_A")
+    )
+    card = words(WEIGHTS / f"{figures.MODEL}.md")
+    assert f"the test set of {int(parts['test']['structures']):,} structures" in card
+    assert f"{energy:.1f} meV per atom and {force:.0f} meV/Å in components" in card
+    assert f"({force * EV_TO_KCAL_PER_MOL / 1000:.1f} kcal/mol/Å)" in card
+    assert f"{int(parts['train']['structures']):,} structures to train on" in card
+    accuracy = FACTS[figures.MODEL].accuracy
+    assert f"scaffolds: {energy:.1f} meV per atom, {force:.0f} meV/Å" in accuracy
 
 
 def test_flagged_molecules_on_the_page_are_in_the_table(figures):
