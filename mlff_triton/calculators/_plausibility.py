@@ -239,7 +239,8 @@ def unknown_chemistry(
     if domain is None or batch.charge.any() or not elements.issuperset(batch.numbers.tolist()):
         return ""
     shells = unknown_shells(int(batch.numbers.sum()), domain)
-    return next(chain(shells, unknown_bonds(batch, domain, pairs=pairs)), "")
+    others = wrong_molecules(batch, domain), unknown_bonds(batch, domain, pairs=pairs)
+    return next(chain(shells, *others), "")
 
 
 def unknown_shells(electrons: int, domain: KnownDomain) -> Iterator[str]:
@@ -249,6 +250,16 @@ def unknown_shells(electrons: int, domain: KnownDomain) -> Iterator[str]:
             f"the structure has {electrons} electrons, an odd number, and the model knows only "
             "closed shells: check for missing or additional hydrogen atoms and charged residues, "
             "or take a model that knows radicals or charges"
+        )
+
+
+def wrong_molecules(batch: Batch, domain: KnownDomain) -> Iterator[str]:
+    """Yield a remark about a molecule that the model is known to get wrong."""
+    if tuple(sorted(batch.numbers.tolist())) in domain.wrong:
+        formula = "-".join(chemical_symbols[z] for z in batch.numbers)
+        yield (
+            f"the model is known to be wrong for {formula} by itself, whose bond it makes too "
+            "short: take another model"
         )
 
 

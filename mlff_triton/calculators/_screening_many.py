@@ -67,6 +67,9 @@ def _are_plain(
     is_plain: NDArray[np.bool_] = (nearest >= HALF_A_BOND).all(axis=1)  # False for NaN
     if n_atoms > 1:
         is_plain &= (nearest < BONDED).all(axis=1)
+    for wrong in domain.wrong if domain is not None else ():
+        if len(wrong) == n_atoms:
+            is_plain &= ~(np.sort(numbers, axis=1) == wrong).all(axis=1)
     if domain is None:
         return is_plain
     if domain.closed_shells:

@@ -118,7 +118,7 @@ FACTS = {
         dispersion="D3",
         source="mlff_triton/weights/tensornet-wb97m.md",
         caveat="not for liquids and molecular crystals, which are too dense by 15 to 30 %, and "
-        "not for transfers of protons",
+        "not for N2, O2 and transfers of protons",
     ),
     "tensornet-gfn2": ModelFacts(
         suits="what was begun with it, as the former default: small organic molecules, peptides, "

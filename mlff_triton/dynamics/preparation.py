@@ -107,12 +107,17 @@ def take_systems(
         if not np.isfinite(energy):
             raise InputError("the energy of a structure is NaN or infinite: check its geometry")
     warn_of_time_step(systems, settings.timestep)
-    _warn_of_densities(calculator, settings)
+    warn_of_densities(calculator, settings)
     return systems, settings
 
 
-def _warn_of_densities(calculator: Calculator, settings: Settings) -> None:
-    """Warn of constant pressure, if the model is known to have learned from molecules in vacuum."""
+def warn_of_densities(calculator: Calculator, settings: Settings) -> None:
+    """Warn of constant pressure, if the model is known to have learned from molecules in vacuum.
+
+    Warns
+    -----
+    UnknownChemistryWarning
+    """
     session = getattr(calculator, "session", None)
     domain = session.engine.known_domain if isinstance(session, Session) else None
     if domain is None or not domain.is_in_vacuum:

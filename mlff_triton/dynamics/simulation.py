@@ -25,7 +25,13 @@ from mlff_triton.dynamics.lock import DirectoryLock
 from mlff_triton.dynamics.memory import explain_shortage
 from mlff_triton.dynamics.outputs import LogRow, Records, frames, observe
 from mlff_triton.dynamics.pace import Pace
-from mlff_triton.dynamics.preparation import Minimization, draw_momenta, minimize, take_systems
+from mlff_triton.dynamics.preparation import (
+    Minimization,
+    draw_momenta,
+    minimize,
+    take_systems,
+    warn_of_densities,
+)
 from mlff_triton.dynamics.restart import Snapshot, save_restart
 from mlff_triton.dynamics.settings import Settings
 from mlff_triton.dynamics.stages import Span
@@ -219,6 +225,7 @@ class Simulation:
         """
         folder = Path(directory)
         division = divide(calculator, device, len(snapshot.systems))
+        warn_of_densities(calculator, snapshot.settings)
         lock = DirectoryLock(folder)
         with lock.kept():
             if trajectory not in (None, snapshot.settings.trajectory):

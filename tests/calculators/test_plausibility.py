@@ -19,6 +19,8 @@ from ase.io import read
 
 from mlff_triton import Ensemble, TensorNetCalculator, create_openmm_force, load_model
 from mlff_triton.calculators import _plausibility
+from mlff_triton.calculators._screening import Screening
+from mlff_triton.calculators._session import Session
 from mlff_triton.engine.batch import Batch
 from mlff_triton.errors import InputError
 from mlff_triton.model.known_domain import TENSORNET_GFN2, UnknownChemistryWarning, bond_name
@@ -73,7 +75,7 @@ def test_unknown_chemistry_is_warned_of_once(name):
 
 
 @pytest.mark.parametrize("model", SHIPPED)
-@pytest.mark.parametrize("name", ["CH3CH2OH", "C6H6", "H2O", "CH3CONH2", "C3H4_D2d", "CO2", "N2"])
+@pytest.mark.parametrize("name", ["CH3CH2OH", "C6H6", "H2O", "CH3CONH2", "C3H4_D2d", "CO2", "CO"])
 def test_known_molecules_pass(model, name):
     TensorNetCalculator(model, device="cpu").get_potential_energy(molecule(name))
 
@@ -91,6 +93,21 @@ def test_the_default_doubts_what_it_is_uncertain_about(name):
         warnings.simplefilter("always")
         atoms.get_potential_energy()
     assert any("the model expects an error of" in str(one.message) for one in caught)
+
+
+@pytest.mark.parametrize("name", ["N2", "O2", "SiO"])
+def test_molecules_that_the_default_gets_wrong_are_named(name):
+    atoms = molecule(name)
+    atoms.calc = TensorNetCalculator(device="cpu")
+    with pytest.warns(UnknownChemistryWarning, match="known to be wrong for .* by itself") as found:
+        energy = atoms.get_potential_energy()
+    assert len(found) == 1
+    (remarks,) = Screening(Session("default", "cpu")).look_at_many([atoms])
+    assert "known to be wrong" in remarks.chemistry
+    shorter = atoms.copy()
+    shorter.positions[1] *= 0.93
+    shorter.calc = atoms.calc
+    assert shorter.get_potential_energy() < energy  # as the remark says
 
 
 def test_diamond_looks_familiar_to_the_default():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import ase.io
 import numpy as np
@@ -172,3 +173,7 @@ def test_models_of_molecules_in_vacuum_warn_of_densities(model, tmp_path):
         found = [str(one.message) for one in caught if one.category is UnknownChemistryWarning]
         assert len(found) == (ensemble == "npt")
         assert all("densities at constant pressure are wrong" in text for text in found)
+    extended = replace(settings, stages=(*settings.stages, Stage("npt", 1)))
+    snapshot = replace(load_restart(tmp_path / "nvt" / RESTART), settings=extended)
+    with pytest.warns(UnknownChemistryWarning, match="densities at constant pressure"):
+        Simulation.resume(snapshot, calculator, tmp_path / "nvt")
