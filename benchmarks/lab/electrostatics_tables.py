@@ -21,7 +21,7 @@ def electrostatics_table(folder: Path) -> str:
     """
     times = passed(read_rows(folder / "electrostatics.csv"))
     times = {case: rows for case, rows in times.items() if case.startswith("pme_energy")}
-    head = ["case", "PyTorch", PEER, "mlff_triton", f"over {PEER}", "memory, MB", f"error ({PEER})"]
+    head = ["case", "PyTorch", PEER, "mlff_triton", f"over {PEER}", "memory, GB", f"error ({PEER})"]
     lines = [head, ["---"] * len(head)]
     for case, rows in times.items():
         torch, peer, ours = (
@@ -31,7 +31,7 @@ def electrostatics_table(folder: Path) -> str:
             continue
         error = error_cell(ours) + (f" ({error_cell(peer)})" if peer else "")
         cells = [case, ms_cell(torch), ms_cell(peer), f"**{ms_cell(ours)}**"]
-        lines.append([*cells, ratio_cell(peer, ours), f"{ours.peak_mib:.0f}", error])
+        lines.append([*cells, ratio_cell(peer, ours), memory_cell(ours), error])
     return times_in_ms(lines, times)
 
 
