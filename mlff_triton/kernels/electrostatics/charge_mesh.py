@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mlff_triton.errors import InputError
-from mlff_triton.kernels.electrostatics.arguments import constants, system_pointers
+from mlff_triton.kernels.electrostatics.arguments import constants
 from mlff_triton.kernels.electrostatics.splines import spline, spline_slope
 from mlff_triton.kernels.neighbors.bins import plane
 from mlff_triton.kernels.ops.segment_sum import segment_sum
@@ -314,15 +314,20 @@ def locate(
 
 
 def spread(
-    charges: Tensor, system: Tensor, places: Places, mesh: tuple[int, int, int], order: int
+    charges: Tensor,
+    system: Tensor,
+    pointers: Tensor,
+    places: Places,
+    mesh: tuple[int, int, int],
+    order: int,
 ) -> Tensor:
-    """Return the charges [N] on the mesh, [B, K0, K1, K2].
+    """Return the charges [N] on the mesh, [B, K0, K1, K2], given the `system_pointers`.
 
     They are rounded to 2^-60 of the sum of their sizes in a system. The mesh of a system is NaN if
     one of its charges is not finite or has no place.
     """
     n_atoms, n_systems, n_points = len(charges), len(places.planes), mesh[0] * mesh[1] * mesh[2]
-    total = segment_sum(charges.abs(), system_pointers(system, n_systems), "float64")
+    total = segment_sum(charges.abs(), pointers, "float64")
     sums = torch.zeros(n_systems, n_points, dtype=torch.int64, device=charges.device)
     offset = torch.zeros_like(places.volume)
     out = charges.new_empty(n_systems, *mesh)

@@ -182,14 +182,15 @@ def _mesh_ewald(
     charges, positions, n_systems = charges.contiguous(), positions.contiguous(), len(cell)
     places = locate(positions, cell.double().contiguous(), system, size, charges.dtype)
 
-    charged = spread(charges, system, places, size, order)
+    pointers = system_pointers(system, n_systems)
+    charged = spread(charges, system, pointers, places, size, order)
     potentials, of_waves = convolved(charged, places, splitting, order)
 
     of_atoms = charges.new_empty(len(charges), COLUMNS, dtype=torch.float64)
     self_potential = 2 * COULOMB * splitting / math.sqrt(math.pi)
     results = out.charges, out.positions, of_atoms
     gather(potentials, charges, positions, system, places, self_potential, order, results)
-    totals = segment_sum(of_atoms, system_pointers(system, n_systems))
+    totals = segment_sum(of_atoms, pointers)
     with torch.cuda.device_of(charges):
         _finish_kernel[(n_systems,)](
             of_waves, totals, places.planes, out.energy, out.cell, of_waves.shape[2], BLOCK=_WAVES

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mlff_triton.kernels.electrostatics.arguments import system_pointers
 from mlff_triton.kernels.electrostatics.charge_mesh import Places, gather, locate, spread
 from mlff_triton.kernels.electrostatics.derivatives import COLUMNS
 from mlff_triton.kernels.electrostatics.mesh_ewald import convolved
@@ -35,7 +36,7 @@ def mesh_places(positions: Tensor, cell: Tensor, parameters: PMEParameters) -> M
     positions = positions.contiguous()
     system = torch.zeros(len(positions), dtype=torch.int32, device=positions.device)
     found = locate(positions, cell.contiguous(), system, parameters.mesh, torch.float64)
-    others = positions, found.volume, system
+    others = positions, found.volume, system, system_pointers(system, 1)
     return MeshPlaces(found.base, found.fraction, found.planes, others)
 
 
@@ -46,16 +47,17 @@ def mesh_potential(
     parameters: PMEParameters,
 ) -> Tensor:
     """Compute the potential of charges [N], with their own, on a mesh [K0, K1, K2], V."""
-    found, system = _places(places), places.others[2]
-    charged = spread(charges.contiguous(), system, found, parameters.mesh, parameters.order)
-    return convolved(charged, found, parameters.splitting, parameters.order)[0][0]
+    _, _, system, pointers = places.others
+    found, mesh, order = _places(places), parameters.mesh, parameters.order
+    charged = spread(charges.contiguous(), system, pointers, found, mesh, order)
+    return convolved(charged, found, parameters.splitting, order)[0][0]
 
 
 def mesh_values(
     mesh: Tensor, places: MeshPlaces, parameters: PMEParameters
 ) -> tuple[Tensor, Tensor]:
     """Interpolate a potential on a mesh: values [N] in V, and gradients [N, 3] in V/Å."""
-    positions, _, system = places.others
+    positions, _, system, _ = places.others
     values, gradients = positions.new_empty(len(positions)), torch.empty_like(positions)
     sums = positions.new_empty(len(positions), COLUMNS)
     atoms = torch.ones_like(values), positions, system, _places(places)

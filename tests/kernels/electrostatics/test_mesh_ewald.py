@@ -8,6 +8,7 @@ import torch
 
 from mlff_triton.errors import InputError
 from mlff_triton.kernels.electrostatics import charge_mesh
+from mlff_triton.kernels.electrostatics.arguments import system_pointers
 from mlff_triton.kernels.electrostatics.mesh_ewald import mesh_ewald
 from mlff_triton.kernels.electrostatics.moduli import moduli
 from mlff_triton.kernels.electrostatics.reference import mesh_ewald as reference
@@ -111,13 +112,18 @@ def test_order_of_atoms_changes_only_rounding(device):
     assert_close(second.energy, first.energy, 0)
 
 
+def on_mesh(charges, batch, places):
+    pointers = system_pointers(batch, len(places.planes))
+    return charge_mesh.spread(charges, batch, pointers, places, MESH.mesh, MESH.order)
+
+
 def test_meshes_have_the_same_bits_in_any_order_of_atoms(device, dtype):
     case = charged((200, "triclinic"), (12, "cubic")).to(device, dtype)
 
     def mesh(order):
         charges, positions, batch = (t[order] for t in (case.charges, case.positions, case.batch))
         places = charge_mesh.locate(positions, case.cell, batch, MESH.mesh, dtype)
-        return charge_mesh.spread(charges, batch, places, MESH.mesh, MESH.order)
+        return on_mesh(charges, batch, places)
 
     shuffled = torch.cat([torch.randperm(200), 200 + torch.randperm(12)]).to(device)
     assert torch.equal(mesh(torch.arange(212, device=device)), mesh(shuffled))
@@ -127,17 +133,14 @@ def test_meshes_have_the_same_bits_in_any_order_of_atoms(device, dtype):
 def test_charges_of_any_size_have_a_mesh(size, device):
     case = charged((20, "cubic")).to(device)
     places = charge_mesh.locate(case.positions, case.cell, case.batch, MESH.mesh, torch.float64)
-    first, other = (
-        charge_mesh.spread(q, case.batch, places, MESH.mesh, MESH.order)
-        for q in (case.charges, size * case.charges)
-    )
+    first, other = (on_mesh(q, case.batch, places) for q in (case.charges, size * case.charges))
     assert_close(other, size * first, 0)
 
 
 def test_charges_on_the_mesh_add_up(device, dtype):
     case = charged((30, "triclinic"), (12, "cubic"), net=2.0).to(device, dtype)
     places = charge_mesh.locate(case.positions, case.cell, case.batch, MESH.mesh, dtype)
-    mesh = charge_mesh.spread(case.charges, case.batch, places, MESH.mesh, MESH.order)
+    mesh = on_mesh(case.charges, case.batch, places)
     totals = torch.zeros(2, dtype=torch.float64).index_add(
         0, case.batch.cpu(), case.charges.double().cpu()
     )
