@@ -76,6 +76,7 @@ CASES: tuple[Case, ...] = (
     *_scaled("uncertainty", "uncertain", systems.random_box, CHARGED),  # to compare with "step"
     *_scaled("charged", "charged", systems.random_box, CHARGED),
     *_scaled("shipped", "shipped", systems.water, WATER),
+    *_scaled("default", "default", systems.water, WATER),
     *(Case("matpes", name, build, "matpes", stress=True) for name, build in CRYSTALS.items()),
     Case("batch", "256x21", partial(systems.conformers, "aspirin", 256)),
     *(Case("md17", name, partial(systems.molecule, name)) for name in MD17),

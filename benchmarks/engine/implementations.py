@@ -74,7 +74,7 @@ class Implementation:
     tolerance : float
         Largest relative error of forces that passes.
     needs_self_loops : bool
-        If True, only TorchMD-NET's kind of model is supported.
+        If True, only TorchMD-NET's kind of model is supported, without our nuclear repulsion.
     needs_gpu : bool
         If True, only CUDA devices are supported.
     wall : bool
@@ -96,7 +96,8 @@ class Implementation:
         """Return why this case is not supported, or None if it is."""
         if n_atoms > self.max_atoms:
             return f"more than {self.max_atoms} atoms"
-        if self.needs_self_loops and not model.config.self_loops:
+        config = model.config
+        if self.needs_self_loops and (config.zbl is not None or not config.self_loops):
             return "not a model of TorchMD-NET"
         if self.needs_gpu and device.type != "cuda":
             return "no GPU"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from mlff_triton.checkpoints import load_model
+from mlff_triton.checkpoints import DEFAULT_MODEL, load_model
 from mlff_triton.errors import InputError
 from mlff_triton.model.config import TensorNet2Config, TensorNetConfig
 from mlff_triton.model.tensornet import TensorNet
@@ -113,6 +113,7 @@ MODELS: dict[str, Callable[[], TensorNet]] = {
     "charged-vacuum": partial(charged_model, coulomb_cutoff=None),
     "repulsive": partial(charged_model, repulsion=True),
     "shipped": shipped_model,
+    "default": partial(_single, DEFAULT_MODEL),
     "matpes": matpes_model,
 }
 

@@ -39,7 +39,7 @@ NEAR, FAR = 0.8, 3.0  # relative to contact
 OVERLAP = 0.55  # smallest relative distance of atoms more than three bonds apart
 DEEPEST = 0.6  # smallest distance inside the wall, relative to its radius
 ATOM_PAIR = "pair"  # group of two atoms by themselves, which only the wall is about
-PAIR_SAMPLES, PAIR_DEEPEST = 40, 0.45
+PAIR_SAMPLES, PAIR_DEEPEST, PAIR_HIGHEST = 40, 0.45, 0.92  # of the wall, which bonds are near
 MAX_ATOMS = 64
 
 
@@ -366,8 +366,9 @@ def inside_wall(
     x = start.positions.copy()
     along = x[k] - x[j]
     radius = wall_radius(start.numbers[j], start.numbers[k])
-    deepest = PAIR_DEEPEST if start.group == ATOM_PAIR else DEEPEST
-    x[side] += along * (rng.uniform(deepest, 1) * radius / np.linalg.norm(along) - 1)
+    is_pair = start.group == ATOM_PAIR
+    share = rng.uniform(PAIR_DEEPEST, PAIR_HIGHEST) if is_pair else rng.uniform(DEEPEST, 1)
+    x[side] += along * (share * radius / np.linalg.norm(along) - 1)
     made = replace(start, positions=centered(x))
     is_valid = is_clear(made, np.array([j, k]), others_apart=False)
     return (made, (j, k), side) if is_valid else None

@@ -17,13 +17,16 @@ from mlff_triton.model.config import MAX_CUTOFF, ZBLConfig
 from mlff_triton.model.zbl import zbl_energy
 from mlff_triton.units import BOHR, HARTREE
 
-SHARE = 0.7  # of the sum of covalent radii; triple bonds are 1.1 times as long as the wall
+SHARE, SHARE_OF_HYDROGEN = 0.65, 0.7  # of the sum of covalent radii
+# There, slopes of the nuclear repulsion are those of compressed single bonds, and at most twice
+# those of triple bonds, which are 1.2 times as long as the wall.
 ZBL = ZBLConfig(cutoff=MAX_CUTOFF, prefactor=HARTREE * BOHR)
 
 
 def wall_radius(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the distances in Å inside which labels come from the nuclear repulsion."""
-    return np.asarray(SHARE * (covalent_radii[first] + covalent_radii[second]))
+    share = np.where(np.minimum(first, second) > 1, SHARE, SHARE_OF_HYDROGEN)
+    return np.asarray(share * (covalent_radii[first] + covalent_radii[second]))
 
 
 def moved_out(x: Tensor, pair: Tensor, side: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
