@@ -14,7 +14,9 @@ from ase import Atoms
 from ase.build import molecule
 from ase.calculators.calculator import Calculator, all_changes
 
+from mlff_triton import TensorNet2, TensorNet2Config, save_model
 from mlff_triton.errors import InputError
+from mlff_triton.testing import water_box
 
 
 class Spring(Calculator):
@@ -180,6 +182,19 @@ def test_what_a_model_cannot_do_has_a_line(acceptance, training_modules, capsys)
     assert (code, rows[0]["met"], len(rows)) == (1, "no", 1)
 
 
+def test_charged_molecules_are_compared_apart(training_modules, comparison, criteria):
+    ends = [(0, 0, 0), (2, 0, 0)]
+    charges = {"hydrogen": 0, "anion": -1, "cation": 1}
+    molecules = [molecule_of(training_modules, x, "H2", ends, charge=q) for x, q in charges.items()]
+    methods = comparison.Methods(Spring(2.0), Spring(1.0), ("H",), molecules)
+    found = comparison.compare(criteria.ions, methods)
+    assert [each.item for each in found] == ["anion", "cation"]
+    expected = criteria.EV_TO_KCAL_PER_MOL / 3**0.5  # 1 eV/Å along one of three axes
+    assert found[0].model == pytest.approx(expected, rel=0.1)
+    (gap,) = comparison.compare(criteria.ions, replace(methods, is_neutral=True))
+    assert gap == ("ions", "the model is for neutral molecules", False)
+
+
 @pytest.mark.parametrize("option", ["--molecules", "--liquid-picoseconds"])
 def test_sizes_are_above_0(training_modules, monkeypatch, capsys, option):
     monkeypatch.setattr("sys.argv", ["acceptance.py", "--teacher", "none.jpt", option, "0"])
@@ -210,6 +225,23 @@ def test_simulations_have_the_sizes_of_options(acceptance, training_modules, mon
     assert ("water, density", "8 molecules") in found
     assert ("drugs", "left out: chloromethane; the model does not know Cl") in found
     assert sorted(path.name for path in Path("here").iterdir()) == sorted(names)
+
+
+def test_cells_have_the_coulomb_energy_of_all_images(acceptance, training_modules, monkeypatch):
+    model = TensorNet2(TensorNet2Config(elements=(1, 8), hidden_channels=8))
+    save_model(model, "charged.safetensors")
+
+    def looks(methods):
+        box = water_box(8)
+        methods.simulated_in_cells.get_potential_energy(box)
+        with pytest.raises(InputError, match="all pairs"):
+            methods.simulated.get_potential_energy(box)
+        yield training_modules("comparison").Finding("water", "none", "", 1.0, 1.0)
+
+    monkeypatch.setitem(training_modules("acceptance").CHECKS, "water", looks)
+    h2 = molecule_of(training_modules, "hydrogen", "H2", [(0, 0, 0), (0.74, 0, 0)])
+    code, _ = acceptance([h2], "--only", "water", "--model", "charged.safetensors")
+    assert code == 0
 
 
 def test_an_error_ends_a_check_and_no_other(comparison, verdict):

@@ -64,6 +64,10 @@ def parse_arguments() -> argparse.Namespace:
 def methods_of(args: argparse.Namespace) -> Methods:
     """Load the model and its teacher."""
     model = load_model(args.model)
+    periodic = None
+    if model.has_charges:
+        whole = load_model(args.model, coulomb="pme")
+        periodic = TensorNetCalculator(whole, device=args.device)
     elements = [set(member.config.elements) for member in members_of(model)]
     return Methods(
         TensorNetCalculator(model, device=args.device, dtype="float64", backend="exact"),
@@ -71,6 +75,7 @@ def methods_of(args: argparse.Namespace) -> Methods:
         tuple(chemical_symbols[z] for z in sorted(set.intersection(*elements))),
         load_structures(args.conformers),
         fast=TensorNetCalculator(model, device=args.device),
+        periodic=periodic,
         limit=model.uncertainty_limit,
         is_neutral=not model.uses_charge,
         sizes=Sizes(**{name: getattr(args, name) for name in (*SIZES, "runs")}),

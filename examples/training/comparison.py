@@ -76,6 +76,8 @@ class Methods:
         Conformers of molecules.
     fast : Calculator or None
         The model in the precision of simulations; by default, `model`.
+    periodic : Calculator or None
+        The same with the Coulomb energy of all periodic images, if the model has charges.
     limit : float or None
         Uncertainty in eV/Å above which the model flags a structure, if it has one.
     is_neutral : bool
@@ -91,6 +93,7 @@ class Methods:
     symbols: tuple[str, ...]
     structures: list[Structure]
     fast: Calculator | None = None
+    periodic: Calculator | None = None
     limit: float | None = None
     is_neutral: bool = False
     sizes: Sizes = field(default_factory=Sizes)
@@ -98,8 +101,13 @@ class Methods:
 
     @property
     def simulated(self) -> Calculator:
-        """The calculator of simulations."""
+        """The calculator of simulations in vacuum."""
         return self.fast or self.model
+
+    @property
+    def simulated_in_cells(self) -> Calculator:
+        """The calculator of simulations in periodic cells."""
+        return self.periodic or self.simulated
 
     def molecules(
         self, is_chosen: Callable[[Structure], bool]

@@ -41,13 +41,16 @@ PROTON_TRANSFER = 4.1  # kcal/mol, CCSD(T): Y. Wang et al., J. Chem. Phys. 2008,
 def forces(methods: Methods) -> Iterator[Finding]:
     """Yield root mean squares of errors of the forces of rattled held-out molecules."""
     for name, atoms, _ in methods.family("held_out"):
-        errors = []
-        for seed in SEEDS:
-            moved = atoms.copy()
-            moved.rattle(RATTLE, seed=seed)
-            errors.append(_forces(methods.model, moved) - _forces(methods.teacher, moved))
-        error = float(np.sqrt(np.mean(np.square(errors)))) * EV_TO_KCAL_PER_MOL
-        yield Finding("forces", name, "kcal/mol/Å", error, 0.0)
+        yield Finding("forces", name, "kcal/mol/Å", _rattled_error(methods, atoms), 0.0)
+
+
+def ions(methods: Methods) -> Iterator[Result]:
+    """Yield the same for charged molecules, those of the test set."""
+    if methods.is_neutral:
+        yield Gap("ions", "the model is for neutral molecules", is_missed=False)
+        return
+    for name, atoms, _ in methods.molecules(lambda each: each.split == "test" and each.charge):
+        yield Finding("ions", name, "kcal/mol/Å", _rattled_error(methods, atoms), 0.0)
 
 
 def uncertainty(methods: Methods) -> Iterator[Result]:
@@ -184,10 +187,21 @@ CHECKS: tuple[Check, ...] = (
     dimers,
     vibrations,
     forces,
+    ions,
     uncertainty,
     proton_transfer,
     torsions,
 )
+
+
+def _rattled_error(methods: Methods, atoms: Atoms) -> float:
+    """Return the root mean square error in kcal/mol/Å of forces on rattled atoms."""
+    errors = []
+    for seed in SEEDS:
+        moved = atoms.copy()
+        moved.rattle(RATTLE, seed=seed)
+        errors.append(_forces(methods.model, moved) - _forces(methods.teacher, moved))
+    return float(np.sqrt(np.mean(np.square(errors)))) * EV_TO_KCAL_PER_MOL
 
 
 def _barrier(calculator: Calculator) -> float:

@@ -47,7 +47,7 @@ def crystals(methods: Methods) -> Iterator[Result]:
         atoms = build()
         if not methods.knows(name, atoms):
             continue
-        steps = relax(atoms, methods.simulated, fmax=FMAX, steps=RELAXATION, cell=True)
+        steps = relax(atoms, methods.simulated_in_cells, fmax=FMAX, steps=RELAXATION, cell=True)
         (last,) = deque(steps, maxlen=1)
         if not last.is_converged:
             reason = f"{name} is not relaxed after {last.number} steps"
@@ -65,7 +65,7 @@ def water(methods: Methods) -> Iterator[Result]:
     steps = steps_of(methods.sizes.liquid_picoseconds)
     stages = Stage("nvt", max(1, steps // 10)), Stage("npt", steps)
     settings = Settings(stages, temperature=300.0, pressure=1.0, minimize=True, **recorded(steps))
-    simulate([box], methods.simulated, settings, folder)
+    simulate([box], methods.simulated_in_cells, settings, folder)
     last = settings.spans[-1]
     start = last.start + round(EQUILIBRATION * steps)
     (log,) = read_logs(folder, 1, "volume_A3", last.label)

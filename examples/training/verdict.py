@@ -15,6 +15,7 @@ NO_LIMITS = math.inf, math.inf
 LIMITS = {  # check: largest mean and largest single error
     "walls": (math.inf, 0.0),
     "forces": (1.5, math.inf),
+    "ions": (1.5, math.inf),
     "dimers": (0.8, math.inf),
     "hydrogen bonds": (0.8, 1.5),
     "torsions": (0.6, math.inf),
