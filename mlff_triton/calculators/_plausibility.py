@@ -239,7 +239,7 @@ def unknown_chemistry(
     if domain is None or batch.charge.any() or not elements.issuperset(batch.numbers.tolist()):
         return ""
     shells = unknown_shells(int(batch.numbers.sum()), domain)
-    others = wrong_molecules(batch, domain), unknown_bonds(batch, domain, pairs=pairs)
+    others = wrong_molecules(batch.numbers, domain), unknown_bonds(batch, domain, pairs=pairs)
     return next(chain(shells, *others), "")
 
 
@@ -253,10 +253,10 @@ def unknown_shells(electrons: int, domain: KnownDomain) -> Iterator[str]:
         )
 
 
-def wrong_molecules(batch: Batch, domain: KnownDomain) -> Iterator[str]:
-    """Yield a remark about a molecule that the model is known to get wrong."""
-    if tuple(sorted(batch.numbers.tolist())) in domain.wrong:
-        formula = "-".join(chemical_symbols[z] for z in batch.numbers)
+def wrong_molecules(numbers: IntArray, domain: KnownDomain) -> Iterator[str]:
+    """Yield a remark about all atoms of a system, if the model is known to get them wrong."""
+    if tuple(sorted(numbers.tolist())) in domain.wrong:
+        formula = "-".join(chemical_symbols[z] for z in numbers)
         yield (
             f"the model is known to be wrong for {formula} by itself, whose bond it makes too "
             "short: take another model"

@@ -22,6 +22,7 @@ from mlff_triton.calculators._plausibility import (
     unknown_atoms,
     unknown_bonds,
     unknown_shells,
+    wrong_molecules,
 )
 from mlff_triton.calculators.lammps.atoms import KnownAtoms, is_rebuilt, positions_of, view
 from mlff_triton.calculators.lammps.contacts import ROUNDING, ContactChecks
@@ -450,16 +451,17 @@ class Coupling:
             warnings.warn(reasons[0], UnknownChemistryWarning, stacklevel=2)
 
     def _unknown_chemistry(self, n_own: int) -> list[str]:
-        """Return what is unknown of the number of electrons, and of the bonds of own atoms."""
+        """Return what is unknown of all atoms together, and of the bonds of own atoms."""
         domain, lmp = self.engine.known_domain, self._lmp
         if domain is None or self._charge:
             return []
         n_atoms = n_own + lmp.extract_setting("nghost")
-        numbers = self._numbers[view(lmp, "type", n_atoms)]
-        (protons,) = self._sum(float(numbers[:n_own].sum()))
-        reasons = list(unknown_shells(int(protons), domain))
+        types = view(lmp, "type", n_atoms)
+        counts = self._sum(*np.bincount(types[:n_own], minlength=len(self._numbers)))
+        numbers = np.repeat(self._numbers, np.array(counts, dtype=np.int64))
+        reasons = [*unknown_shells(int(numbers.sum()), domain), *wrong_molecules(numbers, domain)]
         if n_own:
-            batch = Batch.of(numbers, positions_of(lmp, n_atoms))
+            batch = Batch.of(self._numbers[types], positions_of(lmp, n_atoms))
             reasons += islice(unknown_bonds(batch, domain, view(lmp, "id", n_atoms), n_own), 1)
         return reasons
 

@@ -352,6 +352,14 @@ def test_radicals_are_warned_of() -> None:
         lmp.command("run 0")
 
 
+def test_molecules_that_the_model_gets_wrong_are_warned_of() -> None:
+    lmp = start(molecule_in_a_box("O2"))
+    coupled(lmp, model="default")
+    with pytest.warns(UnknownChemistryWarning, match="wrong for O-O by itself") as caught:
+        lmp.command("run 0")
+    assert len(caught) == 1
+
+
 @pytest.mark.parametrize("units", ["metal", "real"])
 @pytest.mark.parametrize("share", [0.9, 1.1])
 def test_atoms_above_the_limit_of_uncertainty_are_warned_of_once(units: str, share: float) -> None:

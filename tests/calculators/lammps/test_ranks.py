@@ -196,6 +196,25 @@ lmp.command("run 0")
 
 
 @needs_mpiexec
+def test_a_molecule_that_the_model_gets_wrong_is_known_by_all_of_its_atoms(tmp_path: Path) -> None:
+    """Each rank owns one atom of the molecule."""
+    program = """
+from mpi4py import MPI
+from ase import Atoms
+from mlff_triton.calculators.lammps import couple
+from tests.calculators.lammps.systems import start
+
+lmp = start(Atoms("O2", [[9.4, 5, 5], [10.6, 5, 5]], cell=[20, 10, 10], pbc=True))
+couple(lmp, "default", ["H", "O"], device="cpu")
+lmp.command("run 0")
+assert lmp.extract_setting("nlocal") == 1
+"""
+    done = run_ranks(2, ["-W", "always", "-c", program], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("the model is known to be wrong for O-O by itself") == 1
+
+
+@needs_mpiexec
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["triton", "triton-graph"])
 def test_ranks_on_gpus_have_the_results_of_the_exact_module(tmp_path: Path, backend: str) -> None:
