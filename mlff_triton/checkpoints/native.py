@@ -20,6 +20,7 @@ from mlff_triton.checkpoints._reading import read_file, read_json
 from mlff_triton.checkpoints._weights import SCALE, build_model
 from mlff_triton.errors import CheckpointError, InputError, UnsupportedModelError
 from mlff_triton.model.config import TensorNet2Config, TensorNetConfig, ZBLConfig
+from mlff_triton.model.known_domain import KnownDomain
 from mlff_triton.model.prediction import Ensemble
 from mlff_triton.model.tensornet import TensorNet
 
@@ -73,6 +74,8 @@ def save_model(model: TensorNet | Ensemble, path: str | Path, card: str = "") ->
         "config": json.dumps(dataclasses.asdict(model.config)),
         "card": card,
     }
+    if model.learned is not None:
+        metadata["learned"] = json.dumps(model.learned.as_facts())
     tensors = {
         name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()
     }
@@ -109,7 +112,11 @@ def read_native(content: bytes, name: str) -> TensorNet:
     state = safetensors.torch.load(content)
     network = {key: value for key, value in state.items() if key not in SCALE}
     scale = {key: state[key] for key in SCALE}
-    return build_model(_config(metadata, name), network, scale, name)
+    model = build_model(_config(metadata, name), network, scale, name)
+    if "learned" in metadata:
+        facts = read_json(metadata["learned"], f"the training in {name}")
+        model.learned = KnownDomain.from_facts(facts)
+    return model
 
 
 def model_card(path: Path) -> str:

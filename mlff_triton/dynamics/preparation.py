@@ -125,8 +125,8 @@ def warn_of_densities(calculator: Calculator, settings: Settings) -> None:
     if any(stage.ensemble == "npt" for stage in settings.stages):
         warnings.warn(
             "the model was trained on molecules and clusters in vacuum, so that densities at "
-            "constant pressure are wrong, and those of liquids too high by 10 % and more: compare "
-            "with experiment, or train a model on your liquid",
+            "constant pressure are wrong, and those of liquids often too high by 10 % and more: "
+            "compare with experiment, or train a model on your liquid",
             UnknownChemistryWarning,
             stacklevel=4,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -42,6 +43,26 @@ class KnownDomain:
     bond_factor: float = 1.25
     is_in_vacuum: bool = True
     wrong: tuple[tuple[int, ...], ...] = ()
+
+    def as_facts(self) -> dict[str, Any]:
+        """Return all but the bonds, in types that JSON has."""
+        return {
+            "charges": self.charges,
+            "closed_shells": self.closed_shells,
+            "is_in_vacuum": self.is_in_vacuum,
+            "wrong": self.wrong,
+        }
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> KnownDomain:
+        """Return the domain without bonds of `as_facts`."""
+        return cls(
+            charges=tuple(map(int, facts["charges"])),
+            closed_shells=bool(facts["closed_shells"]),
+            bonds=None,
+            is_in_vacuum=bool(facts["is_in_vacuum"]),
+            wrong=tuple(tuple(map(int, molecule)) for molecule in facts["wrong"]),
+        )
 
 
 def bond_name(a: str, neighbors_of_a: list[str], b: str, neighbors_of_b: list[str]) -> str:

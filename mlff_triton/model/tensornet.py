@@ -237,6 +237,8 @@ class TensorNet(nn.Module):
         Energy in eV added to each system.
     references : float64 [number of elements]
         Energy in eV added to each atom, by element.
+    learned : KnownDomain or None
+        Structures that the model was trained for, as its training recorded them.
 
     Notes
     -----
@@ -255,6 +257,7 @@ class TensorNet(nn.Module):
     species_of_number: Tensor
     nuclear_charges: Tensor
     layer: type[Interaction] = Interaction
+    learned: KnownDomain | None = None
 
     def __init__(self, config: TensorNetConfig) -> None:
         super().__init__()
@@ -311,8 +314,8 @@ class TensorNet(nn.Module):
 
     @property
     def known_domain(self) -> KnownDomain | None:
-        """Structures that the model was trained for, recognized by its weights, or None."""
-        record = RECORDS.get(self.network_hash)
+        """Structures that the model was trained for, if its weights or its training tell."""
+        record = RECORDS.get(self.network_hash, self.learned)
         if record is None or self.uncertainty_limit is None:
             return record
         return replace(record, bonds=None)

@@ -24,6 +24,7 @@ from mlff_triton.model.tensornet2 import model_of
 from mlff_triton.training.batches import GraphData
 from mlff_triton.training.charged import charged_data, check_charged
 from mlff_triton.training.consistency import check_consistent
+from mlff_triton.training.domain import learned_domain
 from mlff_triton.training.evaluation import Errors, evaluate
 from mlff_triton.training.explained import doubts
 from mlff_triton.training.frames import Array, Frames, check_trained
@@ -179,6 +180,8 @@ def _train(
     data = charged_data(data, settings.loss, has_charges=has_charges)
     frames, parts = _read(data, settings.seed, watch.say)
     model = base or _new_model(begin, frames.select(parts.train), settings.seed)
+    trained = frames.select(np.concatenate([parts.train, parts.replay]))
+    model.learned = learned_domain(trained, base)
     _check_known(model, frames)
     check_charged(model, frames, watch.say)
     recipe = _recipe(data, begin, settings, frames, parts, model)
@@ -359,7 +362,10 @@ def _facts(data: Data, begin: Architecture | Base, parts: _Parts, model: TensorN
     sizes = f"{config.hidden_channels} channels, {config.num_layers} interaction layers"
     kind = f"{type(model).__name__} of {symbols_of(config.elements)}, {sizes}"
     counts = f"{len(parts.train)} to train on, {len(parts.valid)} to validate with"
-    return [
+    facts = [
         f"{origin}: {kind}, cutoff {config.cutoff_upper:g} Å.",
         f"Data: {', '.join(data.files)}; {counts}, {len(parts.test)} to test with{replayed}.",
     ]
+    if model.learned is not None and model.learned.is_in_vacuum:
+        facts.append("All are molecules and clusters in vacuum, from which no density follows.")
+    return facts

@@ -180,6 +180,9 @@ METADATA = {
     "ZBL is text": configure(zbl="yes"),
     "ZBL lacks its cutoff": configure(zbl={"prefactor": 14.4, "charges": None}),
     "other elements": configure(elements=[1, 6, 7]),
+    "training is no JSON": lambda m: m.update(learned="{"),
+    "training is a list": lambda m: m.update(learned="[]"),
+    "training lacks its charges": lambda m: m.update(learned='{"closed_shells": true}'),
 }
 
 
