@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from ase import Atoms
+from ase.calculators.calculator import Calculator
 from ase.data import chemical_symbols
 
 from mlff_triton.calculators._plausibility import (
@@ -153,6 +154,25 @@ class Screening:
         pairs = close_pairs(batch, factor)
         doubt = unlikely_structure(batch, self._engine.cutoff, pairs)
         return Remarks(doubt, unknown_chemistry(batch, domain, elements, pairs))
+
+
+def warn_of_changing_cells(calculator: Calculator, stacklevel: int = 3) -> None:
+    """Warn of densities, if the model is known to have learned from molecules in vacuum.
+
+    Warns
+    -----
+    UnknownChemistryWarning
+    """
+    session = getattr(calculator, "session", None)
+    domain = session.engine.known_domain if isinstance(session, Session) else None
+    if domain is not None and domain.is_in_vacuum:
+        warnings.warn(
+            "the model was trained on molecules and clusters in vacuum, so that densities of "
+            "liquids and crystals are wrong, and often too high by 10 % and more: compare with "
+            "experiment, or train a model on periodic structures",
+            UnknownChemistryWarning,
+            stacklevel=stacklevel,
+        )
 
 
 def unlikely_structure(batch: Batch, cutoff: float, pairs: Pairs) -> str:

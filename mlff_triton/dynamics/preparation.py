@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from ase.calculators.calculator import Calculator
 
 from mlff_triton._common.torch_settings import using_threads
 from mlff_triton.calculators._fixed_atoms import fixed_atoms
-from mlff_triton.calculators._session import Session
+from mlff_triton.calculators._screening import warn_of_changing_cells
 from mlff_triton.calculators._total_charge import noted_charge
 from mlff_triton.dynamics.conditions import check_ensembles, minimizing
 from mlff_triton.dynamics.failures import warn_of_time_step
@@ -25,7 +24,6 @@ from mlff_triton.dynamics.threads import choose_threads
 from mlff_triton.dynamics.trajectories import check_trajectory
 from mlff_triton.engine.motion import Dynamics
 from mlff_triton.errors import InputError
-from mlff_triton.model.known_domain import UnknownChemistryWarning
 
 MAX_FORCE = 0.05  # eV/Å
 MAX_ITERATIONS = 2000
@@ -118,18 +116,8 @@ def warn_of_densities(calculator: Calculator, settings: Settings) -> None:
     -----
     UnknownChemistryWarning
     """
-    session = getattr(calculator, "session", None)
-    domain = session.engine.known_domain if isinstance(session, Session) else None
-    if domain is None or not domain.is_in_vacuum:
-        return
     if any(stage.ensemble == "npt" for stage in settings.stages):
-        warnings.warn(
-            "the model was trained on molecules and clusters in vacuum, so that densities at "
-            "constant pressure are wrong, and those of liquids often too high by 10 % and more: "
-            "compare with experiment, or train a model on your liquid",
-            UnknownChemistryWarning,
-            stacklevel=4,
-        )
+        warn_of_changing_cells(calculator, stacklevel=5)
 
 
 def minimize(

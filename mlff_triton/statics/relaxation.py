@@ -15,6 +15,7 @@ from ase.filters import FrechetCellFilter
 from ase.optimize import FIRE, LBFGS
 
 from mlff_triton.calculators._fixed_atoms import fixed_atoms
+from mlff_triton.calculators._screening import warn_of_changing_cells
 from mlff_triton.dynamics.stages import check_positive
 from mlff_triton.errors import InputError
 
@@ -81,6 +82,11 @@ def relax(
     InputError
         If an option is invalid, the structure has a constraint that does more than fix atoms, or
         the cell of a structure that is not periodic is to be relaxed.
+
+    Warns
+    -----
+    UnknownChemistryWarning
+        If the cell is relaxed, and the model learned from molecules in vacuum.
     """
     if optimizer not in OPTIMIZERS:
         raise InputError(f"optimizer={optimizer!r} is unknown: use one of {', '.join(OPTIMIZERS)}")
@@ -90,6 +96,8 @@ def relax(
     fixed = FixAtoms(mask=fixed_atoms(atoms))  # which refuses other constraints
     if cell and not atoms.pbc.all():
         raise InputError("the cell cannot be relaxed, as the structure is not periodic in 3D")
+    if cell:
+        warn_of_changing_cells(calculator)
     return _steps(atoms, calculator, fixed, fmax, steps, optimizer, cell)
 
 

@@ -172,8 +172,8 @@ def test_models_of_molecules_in_vacuum_warn_of_densities(model, tmp_path):
             Simulation.start(water_box(27), calculator, settings, tmp_path / ensemble)
         found = [str(one.message) for one in caught if one.category is UnknownChemistryWarning]
         assert len(found) == (ensemble == "npt")
-        assert all("densities at constant pressure are wrong" in text for text in found)
+        assert all("densities of liquids and crystals are wrong" in text for text in found)
     extended = replace(settings, stages=(*settings.stages, Stage("npt", 1)))
     snapshot = replace(load_restart(tmp_path / "nvt" / RESTART), settings=extended)
-    with pytest.warns(UnknownChemistryWarning, match="densities at constant pressure"):
+    with pytest.warns(UnknownChemistryWarning, match="densities of liquids"):
         Simulation.resume(snapshot, calculator, tmp_path / "nvt")

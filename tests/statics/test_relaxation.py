@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
+
 import numpy as np
 import pytest
 from ase.build import bulk, fcc111, molecule
@@ -10,6 +13,7 @@ from ase.constraints import FixAtoms, FixBondLength, FixScaled
 
 from mlff_triton import TensorNetCalculator
 from mlff_triton.errors import InputError
+from mlff_triton.model.known_domain import UnknownChemistryWarning
 from mlff_triton.statics import relax
 
 
@@ -32,6 +36,18 @@ def test_a_cell_is_relaxed_too():
     assert last.is_converged
     assert atoms.get_volume() == pytest.approx(3.59**3 / 4, rel=0.01)
     assert np.abs(atoms.get_stress()).max() < 1e-4
+
+
+def test_relaxed_cells_of_models_of_molecules_are_warned_of():
+    ice = molecule("H2O", cell=[4, 4, 4], pbc=True)
+    calculator = TensorNetCalculator(device="cpu")
+    with pytest.warns(UnknownChemistryWarning, match="densities of liquids and crystals") as found:
+        relax(ice, calculator, cell=True)
+    assert [Path(warning.filename).name for warning in found] == [Path(__file__).name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        relax(ice, calculator)
+        relax(ice, EMT(), cell=True)
 
 
 def test_steps_are_limited():
