@@ -37,11 +37,14 @@ class Table:
         per structure.
     found : frozenset of str
         Labels that the file itself has; others in ``arrays`` are defaults.
+    forces_key : str or None
+        Name of the forces in the file, see `Labels.key_of`.
     """
 
     start: Array
     arrays: dict[str, Array]
     found: frozenset[str] = frozenset()
+    forces_key: str | None = None
 
     def __len__(self) -> int:
         return len(self.start) - 1
@@ -49,7 +52,8 @@ class Table:
     def frame(self, k: int) -> dict[str, Any]:
         """Return the labels of one structure."""
         atoms = slice(self.start[k], self.start[k + 1])
-        return {label: a[atoms if label in OF_ATOMS else k] for label, a in self.arrays.items()}
+        rows = {label: a[atoms if label in OF_ATOMS else k] for label, a in self.arrays.items()}
+        return {**rows, "forces_key": self.forces_key}
 
 
 def array_tables(path: Path, labels: Labels) -> Iterator[Table]:
@@ -63,21 +67,25 @@ def array_tables(path: Path, labels: Labels) -> Iterator[Table]:
     tables = _npz_tables if path.suffix.lower() in NPZ else _hdf5_tables
     name = printable(path)
     try:
-        for group, found in tables(path, labels):
-            yield _table_of(found, group)
+        for group, found, forces_key in tables(path, labels):
+            yield _table_of(found, group, forces_key)
     except InputError as error:
         raise InputError(f"{name}: {error}") from error
     except Exception as error:
         raise InputError(f"{name} cannot be read: {first_line(error)}") from error
 
 
-def _npz_tables(path: Path, labels: Labels) -> Iterator[tuple[str, dict[str, Any]]]:
+Group = tuple[str, dict[str, Any], str | None]
+"""Name and labels of a group of arrays, and the key of its forces."""
+
+
+def _npz_tables(path: Path, labels: Labels) -> Iterator[Group]:
     with np.load(path, allow_pickle=False) as arrays:
-        yield "", labels.find(arrays)
+        yield "", labels.find(arrays), labels.key_of("forces", arrays)
 
 
-def _hdf5_tables(path: Path, labels: Labels) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield name and labels of each group that has positions. Other datasets are not read."""
+def _hdf5_tables(path: Path, labels: Labels) -> Iterator[Group]:
+    """Yield each group that has positions. Other datasets are not read."""
     if find_spec("h5py") is None:
         raise InputError(f"{path.suffix} files need h5py: {install('tables')}")
     import h5py
@@ -93,7 +101,7 @@ def _hdf5_tables(path: Path, labels: Labels) -> Iterator[tuple[str, dict[str, An
                 arrays = {label: _read(h5py, node) for label, node in found.items()}
                 if "charge" not in arrays and "info" in data:
                     arrays |= _charge_of(_read(h5py, data["info"]))
-                yield group.name.strip("/"), arrays
+                yield group.name.strip("/"), arrays, labels.key_of("forces", data)
 
 
 def _charge_of(info: Array) -> dict[str, Array]:
@@ -111,7 +119,7 @@ def _read(h5py: Any, node: Any) -> Array:
     return np.asarray(node.asstr()[()] if is_text else node[()])
 
 
-def _table_of(found: dict[str, Any], group: str) -> Table:
+def _table_of(found: dict[str, Any], group: str, forces_key: str | None) -> Table:
     """Return the structures of one set of arrays, which belong to a group."""
     for label in ("numbers", "positions"):
         if label not in found:
@@ -132,7 +140,7 @@ def _table_of(found: dict[str, Any], group: str) -> Table:
     arrays.setdefault("pbc", np.zeros((count, 3), dtype=bool))
     arrays.pop("n_atoms", None)
     arrays.setdefault("group", np.full(count, group, dtype=object))
-    return Table(start, arrays, frozenset(found))
+    return Table(start, arrays, frozenset(found), forces_key)
 
 
 def _starts(arrays: Mapping[str, Array]) -> Array:

@@ -31,7 +31,7 @@ def checked_frame(name: str, found: Mapping[str, Any], labels: Labels) -> Frame:
         Name of the structure for messages.
     found : dict of str
         ``numbers``, ``positions``, ``cell``, ``pbc`` and the labels that the file has, in its
-        units.
+        units; maybe the ``forces_key`` of `Frames`.
     labels : Labels
         Their units.
 
@@ -82,6 +82,7 @@ def checked_frame(name: str, found: Mapping[str, Any], labels: Labels) -> Frame:
         charges=_charges(found.get("charges"), n, charge),
         dipole=_dipole(found.get("dipole"), bool(pbc.any()), labels.dipole),
         series=one_line(found.get("series", "")),
+        forces_key=found.get("forces_key", "forces"),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -126,7 +127,7 @@ def _message(pairs: ClosePairs, slope: float, frames: Frames, labels: Labels | N
     given = labels or Labels()
     if slope < 0:
         causes.append("forces were gradients")
-        options.append(f"--key forces={_turned(given.keys.get('forces', 'NAME'))}")
+        options.append(f"--key forces={turned(frames.forces_key[pairs.first[0]])}")
     if not RIGHT[0] < abs(slope) < RIGHT[1]:
         units = _explaining(abs(slope), given)
         misfit = UNIT_TOLERANCE if units is None else units.misfit(abs(slope), given)
@@ -141,9 +142,9 @@ def _message(pairs: ClosePairs, slope: float, frames: Frames, labels: Labels | N
     return f"{found}, as if {' and '.join(causes)}: if so, {remedy}"
 
 
-def _turned(key: str) -> str:
-    """Return the name of the negative values."""
-    return key[1:] if key.startswith("-") else f"-{key}"
+def turned(key: str) -> str:
+    """Return the key of the negative values, in the form of an option."""
+    return shlex.quote(printable(key[1:] if key.startswith("-") else f"-{key}"))
 
 
 class _Units(NamedTuple):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from mlff_triton.training.consistency import turned
 from mlff_triton.training.evaluation import Errors
 from mlff_triton.training.frames import Array
 
@@ -42,7 +43,7 @@ def doubts(errors: Mapping[str, Errors], steps: int) -> str | None:
         return (
             f"the model explains the {others} of its own training and validation set, but not the "
             f"{failed} ({shares}): their units may differ, or forces may be gradients; check "
-            "--energy-unit, --force-unit and --key forces=-NAME"
+            f"--energy-unit, --force-unit and --key forces={turned(found[0].frames.forces_key[0])}"
         )
     if max(energies, forces) < HARDLY and steps >= LONG:
         return (

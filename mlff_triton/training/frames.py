@@ -38,6 +38,7 @@ class Frame(NamedTuple):
     charges: Array | None = None
     dipole: Array | None = None
     series: str = ""
+    forces_key: str = "forces"
 
 
 OF_ATOMS = ("numbers", "positions", "forces", "charges")
@@ -74,6 +75,8 @@ class Frames:
         Dipoles about the origin in e Å; NaN where unknown.
     series : str [C]
         Names of the series whose energies are compared with each other, or nothing.
+    forces_key : str [C]
+        Names of the forces in the files, for messages; after a ``-`` if files have the negative.
 
     Examples
     --------
@@ -102,6 +105,7 @@ class Frames:
     charges: Array
     dipole: Array
     series: Array
+    forces_key: Array
 
     def __len__(self) -> int:
         return len(self.energy)
@@ -134,6 +138,7 @@ class Frames:
             charges=np.concatenate(charges),
             dipole=np.array(dipoles, dtype=np.float64),
             series=np.array(columns.series, dtype=object),
+            forces_key=np.array(columns.forces_key, dtype=object),
         )
 
     @classmethod
@@ -220,7 +225,7 @@ class Frames:
         """Hash of all structures and labels, by which a resumed training knows them."""
         digest = hashlib.sha256()
         for field in fields(self):
-            if field.name == "name":  # files may be moved
+            if field.name in ("name", "forces_key"):  # files may be moved or written anew
                 continue
             array = getattr(self, field.name)
             if field.name == "series" and not array.any():

@@ -138,17 +138,25 @@ class Labels:
         for label in NAMES:
             if label in OF_CHARGES and not self.with_charges:
                 continue
-            name = self._name_of(label, values)
-            if name is not None and values[name] is not None:
-                negative = self.keys.get(label, "").startswith("-")
-                found[label] = -np.asarray(values[name]) if negative else values[name]
+            key = self.key_of(label, values)
+            value = None if key is None else values[key.removeprefix("-")]
+            if key is not None and value is not None:
+                found[label] = -np.asarray(value) if key.startswith("-") else value
         return found
 
-    def _name_of(self, label: str, names: Collection[str]) -> str | None:
-        """Return the name of a label among those in a file, or None if it is missing."""
+    def key_of(self, label: str, names: Collection[str]) -> str | None:
+        """Return the key of a label by its names in a file, or None if it is missing.
+
+        Keys are those of the attribute ``keys``: names, after a ``-`` for the negative value.
+
+        Raises
+        ------
+        InputError
+            If several names may be those of the label.
+        """
         if label in self.keys:
-            name = self.keys[label].removeprefix("-")
-            return name if name in names else None
+            key = self.keys[label]
+            return key if key.removeprefix("-") in names else None
         found = [name for name in NAMES[label] if name in names]
         if len(found) > 1:
             raise InputError(

@@ -147,7 +147,8 @@ def _checked_frames(path: Path, labels: Labels) -> Iterator[Checked]:
             given = labels.find(values)
             present.update(given)
             chosen = {label: given[label] for label in labels.keys if label in given}
-            frames.append(checked_frame(name, {**given, **own, **chosen}, labels))
+            key = {"forces_key": labels.key_of("forces", values)}
+            frames.append(checked_frame(name, {**given, **own, **chosen, **key}, labels))
         except BadFrameError as error:
             bad.append((name, str(error)))
     yield Frames.of(frames) if frames else None, bad, present

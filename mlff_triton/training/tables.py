@@ -122,6 +122,7 @@ def _frames(table: Table, labels: Labels, names: Sequence[str]) -> Frames:
             charges=numbers("charges", np.nan, like=atomic),
             dipole=_dipoles(arrays.get("dipole"), pbc) * labels.dipole,
             series=_texts(arrays, "series", count),
+            forces_key=np.full(count, table.forces_key, dtype=object),
         )
     unnamed = np.flatnonzero(frames.group == "")
     frames.group[unnamed] = _formulas(frames, unnamed)

@@ -32,7 +32,7 @@ from tests.support.trajectories import (
 )
 
 WRONG = {  # factors of right energies and forces, and the options that mend them
-    "gradients": (1, -1, "--key forces=-NAME"),
+    "gradients": (1, -1, "--key forces=-forces"),
     "kcal/mol, eV/Å": (EV_TO_KCAL_PER_MOL, 1, "--energy-unit kcal/mol --force-unit eV/A"),
     "kJ/mol, eV/Å": (EV_TO_KJ_PER_MOL, 1, "--energy-unit kJ/mol --force-unit eV/A"),
     "Hartree, eV/Å": (1 / HARTREE, 1, "--energy-unit Hartree --force-unit eV/A"),
@@ -50,7 +50,7 @@ WRONG = {  # factors of right energies and forces, and the options that mend the
     ),
     "gradients in Hartree/Bohr": (
         *(1 / HARTREE, -BOHR / HARTREE),
-        "--key forces=-NAME --energy-unit Hartree --force-unit Hartree/Bohr",
+        "--key forces=-forces --energy-unit Hartree --force-unit Hartree/Bohr",
     ),
 }
 
