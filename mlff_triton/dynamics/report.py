@@ -49,7 +49,7 @@ class Reporter(ProgressBar, Monitor):
         self.steps_done = 0
         self.seconds = 0.0
         self._first_step = first_step
-        self._started = time.monotonic()
+        self._began: float | None = None
         self._row: LogRow | None = None
 
     @property
@@ -65,9 +65,12 @@ class Reporter(ProgressBar, Monitor):
         self.show(progress.iterations, state, line, "minimizing", MAX_ITERATIONS)
 
     def stepped(self, step: int) -> None:
-        """Show speed, and energy and temperature as last observed."""
+        """Show speed, and energy and temperature as last observed; the first call begins."""
+        if self._began is None:
+            self._began = time.monotonic()
+            return
         self.steps_done = step - self._first_step
-        self.seconds = time.monotonic() - self._started
+        self.seconds = time.monotonic() - self._began
         seen = self._row
         values = f", {seen.potential_eV:.3f} eV, {seen.temperature_K:.0f} K" if seen else ""
         label, total = self.settings.span_of(step).label, self.settings.total_steps
@@ -75,9 +78,7 @@ class Reporter(ProgressBar, Monitor):
         self.show(step, state, f"{label}: step {step} of {total}, {state}", label, total)
 
     def observed(self, row: LogRow) -> None:
-        """Keep the energy and temperature to show, and start the clock at the first row."""
-        if self._row is None:
-            self._started = time.monotonic()
+        """Keep the energy and temperature to show."""
         self._row = row
 
 

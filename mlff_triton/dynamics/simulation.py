@@ -49,7 +49,10 @@ class Monitor:
         """Receive the progress of the minimization, several times per second."""
 
     def stepped(self, step: int) -> None:
-        """Receive the number of steps done, several times per second if steps are fast."""
+        """Receive the number of steps done, several times per second if steps are fast.
+
+        That of steps done before comes first, when everything is ready for the next step.
+        """
 
     def observed(self, row: LogRow) -> None:
         """Receive each log row of the first system."""
@@ -372,6 +375,7 @@ class Simulation:
         if self._is_new:
             self._is_new = False
             self._record(observation, monitor)
+        monitor.stepped(self.step)
         queued: deque[int] = deque()
         for stop in self._stops(span):
             self._dynamics.queue(stop, is_observed=self._is_observed(stop, span))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from mlff_triton._common import progress
-from mlff_triton.dynamics import Settings, Simulation, Stage, draw_summary, report
-from mlff_triton.dynamics.outputs import LOG, SUMMARY
+from mlff_triton.dynamics import Settings, Simulation, Stage, draw_summary, load_restart, report
+from mlff_triton.dynamics.outputs import LOG, RESTART, SUMMARY
 from mlff_triton.dynamics.preparation import Minimization
 from mlff_triton.dynamics.summary import StageRecord, energy_drift, read_log, unsettled
 from tests.support.figures import assert_nothing_is_clipped
@@ -76,6 +77,24 @@ def test_report_and_picture(tmp_path, monkeypatch, terminal):
         assert np.isnan(record.volume).all()
 
 
+def test_speeds_are_those_of_all_steps_of_a_run_and_no_others(tmp_path, monkeypatch):
+    """Each evaluation takes a second; those before the first step do not count."""
+    atoms = molecule("CH3CH2OH")
+    calculator = Springs(atoms.positions)
+    seconds = mock.Mock(wraps=calculator.calculate)
+    monkeypatch.setattr(calculator, "calculate", seconds)
+    monkeypatch.setattr(report, "time", mock.Mock(monotonic=lambda: seconds.call_count))
+    settings = Settings(stages=(Stage("nve", 40),), every=100, minimize=True)
+    simulation = Simulation.start(atoms, calculator, settings, tmp_path)
+    for steps in (40, 20):
+        console = Console(file=io.StringIO())
+        with report.Reporter(console, simulation.settings, simulation.step) as reporter:
+            simulation.run(reporter)
+        assert (reporter.steps_done, reporter.seconds) == (steps, steps)
+        snapshot = load_restart(tmp_path / RESTART).extended(20)
+        simulation = Simulation.resume(snapshot, calculator, tmp_path)
+
+
 HEADER = (
     "step,time_ps,stage,target_K,temperature_K,potential_eV,kinetic_eV,total_eV,conserved_eV,"
     "volume_A3,pressure_bar"
@@ -109,6 +128,7 @@ def test_a_minimization_has_a_bar_of_its_own():
         reporter._bar.refresh()
         assert "37/2000" in text.getvalue()
         assert "largest force 1.500" in text.getvalue()
+        reporter.stepped(0)
         reporter.stepped(5)
         reporter._bar.refresh()
         assert "5/40" in text.getvalue()
