@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 from ase import Atoms
@@ -112,9 +113,9 @@ def _steps(
 ) -> Iterator[RelaxationStep]:
     atoms.calc = calculator
     target = FrechetCellFilter(atoms) if cell else atoms
-    with _constrained(atoms, fixed), OPTIMIZERS[optimizer](target, logfile=None) as moves:
-        run = moves.irun(fmax, steps)
-        while True:
+    run = _descent(target, fmax, steps, optimizer)
+    with _constrained(atoms, fixed):
+        for number in count():
             with warnings.catch_warnings():
                 # SciPy warns if the matrix logarithms of the filter are off by 1e-12.
                 warnings.filterwarnings("ignore", "logm result may be inaccurate")
@@ -123,7 +124,35 @@ def _steps(
                     return
                 largest = float(np.linalg.norm(target.get_forces(), axis=1).max())
             energy = float(atoms.get_potential_energy())
-            yield RelaxationStep(moves.nsteps, energy, largest, bool(is_converged))
+            yield RelaxationStep(number, energy, largest, is_converged)
+
+
+def _descent(
+    target: Atoms | FrechetCellFilter, fmax: float, steps: int, optimizer: str
+) -> Iterator[bool]:
+    """Yield True or False for converged or not, at the start and after each step.
+
+    L-BFGS begins anew after a step along which the energy curves down, as what it learns from such
+    a step would lead it uphill. FIRE learns no curvatures.
+    """
+    done = 0
+    while True:
+        with OPTIMIZERS[optimizer](target, logfile=None) as moves:
+            run = moves.irun(fmax, steps - done)
+            is_converged = bool(next(run))
+            if not done:
+                yield is_converged
+            positions, forces = target.get_positions(), target.get_forces()
+            for is_converged in run:
+                done += 1
+                yield bool(is_converged)
+                before = positions, forces
+                positions, forces = target.get_positions(), target.get_forces()
+                curves_down = np.vdot(positions - before[0], forces - before[1]) >= 0
+                if optimizer == "lbfgs" and curves_down:
+                    break
+            else:
+                return
 
 
 @contextmanager

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ase import Atoms
 from ase.build import bulk, fcc111, molecule
+from ase.calculators.calculator import Calculator, all_changes
 from ase.calculators.emt import EMT
 from ase.constraints import FixAtoms, FixBondLength, FixScaled
 
@@ -28,6 +30,41 @@ def test_a_molecule_comes_to_rest(optimizer):
     largest = np.linalg.norm(atoms.get_forces(), axis=1).max()
     assert largest == history[-1].max_force
     assert atoms.get_potential_energy() == history[-1].energy
+
+
+class Well(Calculator):
+    """A Gaussian well around the origin, outside of whose waist the energy curves down."""
+
+    implemented_properties = ("energy", "forces")
+
+    def calculate(self, atoms=None, properties=("energy",), system_changes=tuple(all_changes)):
+        super().calculate(atoms, properties, system_changes)
+        energies = -np.exp(-0.5 * (self.atoms.positions**2).sum(axis=1))
+        self.results = {
+            "energy": float(energies.sum()),
+            "forces": energies[:, None] * self.atoms.positions,
+        }
+
+
+@pytest.mark.parametrize("optimizer", ["lbfgs", "fire"])
+@pytest.mark.parametrize("start", [1.2, 2.0, 3.0])
+def test_no_optimizer_climbs_where_the_energy_curves_down(optimizer, start):
+    atoms = Atoms("H", [[start, 0.1, 0]])
+    history = list(relax(atoms, Well(), optimizer=optimizer, fmax=1e-3))
+    energies = [step.energy for step in history]
+    assert history[-1].is_converged
+    assert energies[-1] == pytest.approx(-1, abs=1e-4)
+    assert [step.number for step in history] == list(range(len(history)))
+
+
+@pytest.mark.filterwarnings("ignore::mlff_triton.UnknownChemistryWarning")
+@pytest.mark.parametrize("name", ["O2", "N2", "SiO"])
+def test_molecules_end_below_where_they_begin(name):
+    *_, last = history = list(relax(molecule(name), TensorNetCalculator(device="cpu"), steps=50))
+    assert last.is_converged
+    assert last.energy < history[0].energy
+    short = list(relax(molecule(name), TensorNetCalculator(device="cpu"), steps=3))
+    assert [step.energy for step in short] == [step.energy for step in history[:4]]
 
 
 def test_a_cell_is_relaxed_too():
