@@ -136,10 +136,14 @@ class Outputs:
         if best.epoch != self._written_epoch:
             self.save_best(trainer, trainer.best_model)
 
-    def save_best(self, trainer: Trainer, model: TensorNet) -> None:
-        """Write the best model of a trainer, which may have learned its uncertainty since."""
+    def save_best(self, trainer: Trainer, model: TensorNet, doubt: str | None = None) -> None:
+        """Write the best model of a trainer, which may have learned its uncertainty since.
+
+        A doubt about its labels is the first line of its card.
+        """
         best = trainer.best_row
-        card = f"{self._card}\n\nValidation, epoch {best.epoch}: {best.text()}.\n"
+        warning = f"Warning: {doubt}.\n" if doubt else ""
+        card = f"{warning}{self._card}\n\nValidation, epoch {best.epoch}: {best.text()}.\n"
         save_model(model, self.directory / MODEL, card)
         self._written_epoch = best.epoch
 

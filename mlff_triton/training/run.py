@@ -210,10 +210,10 @@ def _train(
         errors = _errors(best_model, graphs, parts)
         others = (torch.from_numpy(parts.valid), torch.from_numpy(parts.test))
         trust = learn_and_judge(best_model, graphs, (everything, *others), errors)
-        outputs.save_best(trainer, best_model)
+        doubt = doubts(errors, trainer.step)
+        outputs.save_best(trainer, best_model, doubt)
         best = trainer.best_row.epoch
         facts.append(f"Epoch {best} of {settings.epochs} validates best, and is the model.")
-        doubt = doubts(errors, trainer.step)
         replace_file(out / REPORT, report(errors, facts, trust, doubt).encode())
         replace_file(out / PARITY, parity_figure(errors))
     return Result(trainer, errors, doubt)

@@ -109,4 +109,7 @@ def test_a_finished_model_that_explains_no_energies_is_doubted(run, wrong):
     assert "check --energy-unit, --force-unit and --key forces=-REF_forces" in err
     assert "files in train" in out
     first = Path("train/report.md").read_text().splitlines()[0]
-    assert first == f"**Warning: {err.removeprefix('mlff-triton: warning: ').strip()}.**"
+    doubt = err.removeprefix("mlff-triton: warning: ").strip()
+    assert first == f"**Warning: {doubt}.**"
+    shown = " ".join(run("info", "train/model.safetensors")[1].split())
+    assert f"Warning: {doubt}. New: TensorNet of " in shown
