@@ -21,6 +21,8 @@ from mlff_triton.units import ENERGY_UNITS
 LEAST, LEAST_OF_PART = 15, 30
 """Pairs by which all structures, and those of one file or group, are judged."""
 MIN_CORRELATION = 0.95  # of energies with forces, by which evidence is clear
+MIN_OPPOSITION = 0.8
+"""The same with opposite signs: noise and anharmonic motion weaken correlations, but turn none."""
 NEAR = 0.25  # relative deviation from the slope of pairs that agree with it
 MIN_AGREEMENT = 0.6  # of pairs, by which evidence is clear
 RIGHT = 0.65, 1.5  # slopes of labels that agree: 1, and what anharmonic motion makes of it
@@ -95,7 +97,8 @@ def fit_slope(pairs: ClosePairs) -> Slope:
     agree = weights[np.abs(ratios - value) <= NEAR * abs(value)].sum() / weights.sum()
     norm = float(np.sqrt((x @ x) * (y @ y)))
     correlation = abs(float(x @ y)) / norm if norm else 0.0
-    is_clear = value != 0 and agree >= MIN_AGREEMENT and correlation >= MIN_CORRELATION
+    least = MIN_CORRELATION if value > 0 else MIN_OPPOSITION
+    is_clear = value != 0 and agree >= MIN_AGREEMENT and correlation >= least
     return Slope(value, bool(is_clear))
 
 

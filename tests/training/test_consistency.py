@@ -27,6 +27,7 @@ from tests.support.trajectories import (
     Images,
     dynamics,
     labeled_copy,
+    rattled,
     scaled,
     shuffled,
 )
@@ -94,6 +95,14 @@ def test_wrong_labels_are_refused_with_what_mends_them(kind, wrong):
         check_scaled(frames, energy, forces)
     assert str(error.value).endswith(f": if so, use {options}")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("size", [0.05, 0.06])
+def test_gradients_of_anharmonic_structures_are_recognized(size):
+    images = rattled(molecule("CH3OH"), TensorNetCalculator(device="cpu"), size)
+    check(images)
+    with pytest.raises(InputError, match=r"as if forces were gradients: if so, use --key forces="):
+        check(scaled(images, 1, -1))
 
 
 @pytest.mark.parametrize("kind", UNCLEAR)
