@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -108,7 +107,7 @@ def couple(
     Returns
     -------
     Coupling
-        LAMMPS keeps it alive.
+        LAMMPS keeps it alive until ``lmp.close()``.
 
     Notes
     -----
@@ -161,7 +160,6 @@ def couple(
         numbers = find_numbers(lmp, elements)
         if not skin > 0:
             raise InputError(f"skin={skin!r} must be a positive length in Å")
-        gc.collect()  # closed instances of LAMMPS and their couplings refer to each other
         engine = Engine(model, chosen, dtype, backend)
         if backend == "auto" and not is_best(engine, comm.size):
             engine = Engine(model, chosen, dtype, "torch")

