@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mlff_triton._common.torch_settings import using_threads
 from mlff_triton.errors import InputError
 from mlff_triton.neighbors.graph import Graph
 from mlff_triton.neighbors.neighbor_list import FAR, MIN_DISTANCE, neighbor_list
@@ -55,7 +56,8 @@ def neighbor_lists(frames: Frames, cutoff: float) -> tuple[Graph, Tensor]:
     InputError
         If a structure has no list, since two atoms coincide, for example. The line names it.
     """
-    found = list(_lists(frames, cutoff))
+    with using_threads(1):  # several wait for each other at every operation if cores are busy
+        found = list(_lists(frames, cutoff))
     count = torch.zeros(len(frames) + 1, dtype=torch.int64)
     n_neighbors = torch.zeros(len(frames.numbers) + 1, dtype=torch.int64)
     for part in found:

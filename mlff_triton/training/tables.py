@@ -193,6 +193,7 @@ def _formulas(frames: Frames, chosen: Array) -> list[str]:
     if not len(chosen):
         return []
     some = frames.select(chosen)
-    counts, kind = np.unique(some.counts(some.elements), axis=0, return_inverse=True)
-    texts = [formula(np.repeat(some.elements, row)) for row in counts]
+    elements = some.elements
+    counts, kind = np.unique(some.counts(elements), axis=0, return_inverse=True)
+    texts = [formula(np.repeat(elements, row)) for row in counts]
     return [texts[k] for k in kind.reshape(-1)]

@@ -297,18 +297,23 @@ def test_threads_capture_side_by_side() -> None:
         assert_equal(found[k], compute(engine_of("cuda", "float32", GRAPH), atoms))
 
 
-def test_a_trajectory_stays_true() -> None:
-    """Results are right at every hundredth of 1,000 steps of 0.5 fs."""
+@pytest.mark.parametrize(("model", "limit"), [("tensornet-gfn2", 1e-6), ("tensornet-wb97m", 3e-6)])
+def test_a_trajectory_stays_true(model: str, limit: float) -> None:
+    """Results are right at every hundredth of 1,000 steps of 0.5 fs.
+
+    The default model has larger weights, and its energies larger errors in float32: 1e-6
+    kcal/mol per atom on a CPU, too, where the exact module has 8e-7.
+    """
     atoms = water_box(64)
     draw_momenta(atoms, 300.0, np.random.default_rng(0))
-    atoms.calc = TensorNetCalculator(device="cuda")
+    atoms.calc = TensorNetCalculator(model, device="cuda")
     dynamics = VelocityVerlet(atoms, 0.5 * units.fs)
-    truth = engine_of("cuda", "float64", "exact")
+    truth = Engine(model, "cuda", "float64", "exact")
     for _ in range(10):
         dynamics.run(100)
         expected = compute(truth, atoms)
         error = abs(atoms.get_potential_energy() - float(expected.energy)) / len(atoms)
-        assert error <= 1e-6 * KCAL_PER_MOL
+        assert error <= limit * KCAL_PER_MOL
         assert_within(atoms.get_forces(), expected.forces, 1e-5)
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from ase import Atoms
 
+from mlff_triton._common.torch_settings import using_threads
 from mlff_triton.errors import InputError
 from mlff_triton.neighbors.graph import concatenate
 from mlff_triton.neighbors.neighbor_list import neighbor_list
@@ -173,6 +174,36 @@ def test_neighbor_lists_are_those_of_each_structure(cutoff, monkeypatch):
     for name in LISTED:
         assert torch.equal(getattr(found, name).long(), getattr(expected, name)), name
     assert edge_start.diff().tolist() == [graph.n_edges for graph in each]
+
+
+def test_neighbor_lists_take_one_thread(monkeypatch):
+    """With as many as cores, each of many small operations waits for the slowest core."""
+    seen, compared = set(), lists_module._compared
+
+    def look(*args):
+        seen.add(torch.get_num_threads())
+        return compared(*args)
+
+    monkeypatch.setattr(lists_module, "_compared", look)
+    with using_threads(2):
+        neighbor_lists(frames_of(clusters(5, 7)), 4.0)
+        assert (seen, torch.get_num_threads()) == ({1}, 2)
+
+
+def test_elements_of_all_structures_are_looked_up_once(monkeypatch):
+    """Not once per formula, of which large data have thousands."""
+    looks = []
+    elements = Frames.elements.fget
+
+    def counted(frames):
+        looks.append(len(frames))
+        return elements(frames)
+
+    monkeypatch.setattr(Frames, "elements", property(counted))
+    frames, bad = checked_table(random_table(np.random.default_rng(0)), LABELS, NAMES)
+    assert len(set(frames.group)) > 3
+    assert bad
+    assert len(looks) <= 2
 
 
 def test_atoms_that_coincide_are_named():

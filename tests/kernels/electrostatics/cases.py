@@ -14,6 +14,10 @@ from mlff_triton.neighbors.graph import Graph, concatenate
 from mlff_triton.neighbors.neighbor_list import neighbor_list
 from mlff_triton.testing import random_crystal
 
+ANY_ORDER = 1e-9
+"""What sums in any order may change in gradients: the reference, which computes second derivatives
+on a GPU as well, adds by atomics there."""
+
 
 @dataclass(frozen=True)
 class Charged:

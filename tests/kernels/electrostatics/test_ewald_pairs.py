@@ -7,7 +7,7 @@ from mlff_triton.errors import InputError
 from mlff_triton.kernels.electrostatics.ewald_pairs import ewald_pairs
 from mlff_triton.kernels.electrostatics.reference import ewald_pairs as reference
 from mlff_triton.testing import assert_close
-from tests.kernels.electrostatics.cases import all_gradients, charged
+from tests.kernels.electrostatics.cases import ANY_ORDER, all_gradients, charged
 
 SPLITTING = 0.6
 
@@ -98,7 +98,7 @@ def test_second_derivatives(device):
         return tuple(ewald_pairs(*leaves, case.batch, *case.lists, SPLITTING, 3.0))
 
     assert torch.autograd.gradcheck(result, leaves, atol=1e-6)
-    assert torch.autograd.gradgradcheck(result, leaves, atol=1e-6)
+    assert torch.autograd.gradgradcheck(result, leaves, atol=1e-6, nondet_tol=ANY_ORDER)
 
 
 def test_registered_completely(device):
