@@ -15,8 +15,8 @@ from mlff_triton.neighbors.neighbor_list import neighbor_list
 from mlff_triton.testing import random_crystal
 
 ANY_ORDER = 1e-9
-"""What sums in any order may change in gradients: the reference, which computes second derivatives
-on a GPU as well, adds by atomics there."""
+"""Tolerance of gradients that are summed in any order, as those of the reference on a GPU are,
+which computes second derivatives there as well."""
 
 
 @dataclass(frozen=True)
