@@ -7,9 +7,10 @@ from typer.testing import CliRunner
 from benchmarks import __main__ as command
 from benchmarks.engine.cases import CASES
 from benchmarks.kernels import cases as operators
-from benchmarks.lab.schema import read_rows
+from benchmarks.lab.schema import Results, read_rows
 from mlff_triton.cli import bench as bench_command
 from mlff_triton.errors import InputError
+from tests.support.benchmark_rows import row
 
 
 @pytest.mark.usefixtures("small_model")
@@ -36,6 +37,15 @@ def test_results_of_other_machines_are_merged(measured, tmp_path, capsys):
     assert (out / "step.csv").read_text() == (measured / "step.csv").read_text()
     assert "**0.1**" in capsys.readouterr().out
     assert command.main(["--merge", str(tmp_path / "nowhere"), "--out", str(out)]) == 2
+
+
+def test_a_folder_merged_into_itself_is_written_anew(tmp_path):
+    """Rows of earlier versions say that they passed, although they have no error."""
+    Results(tmp_path).add(row(case=case, error=None, gate="pass") for case in ("21", "128", "64"))
+    path = tmp_path / "step.csv"
+    earlier = path.read_text()
+    assert command.main(["--merge", str(tmp_path), "--out", str(tmp_path)]) == 0
+    assert path.read_text() == earlier.replace(",pass\n", ",unchecked\n") != earlier
 
 
 @pytest.mark.parametrize(

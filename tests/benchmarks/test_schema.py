@@ -14,6 +14,7 @@ from benchmarks.lab.schema import (
     kind_of,
     read_rows,
     with_bytes,
+    write_rows,
 )
 from mlff_triton.errors import InputError, OutputError
 from tests.support.benchmark_rows import row
@@ -98,3 +99,10 @@ def test_committed_results_are_whole():
         with path.open(newline="") as file:
             columns = columns_of(kind_of(path))
             assert all(len(record) == len(columns) for record in csv.reader(file))
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.csv")), ids=lambda path: path.stem)
+def test_committed_results_are_as_they_are_written(path, tmp_path):
+    """Above all, rows without an error are unchecked in the files, too."""
+    write_rows(tmp_path / path.name, read_rows(path))
+    assert (tmp_path / path.name).read_bytes() == path.read_bytes()
