@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache as once
 from importlib import import_module
 from pathlib import Path
 from threading import Event, Thread
+from types import ModuleType
 
 from mlff_triton._common import cache
 
@@ -50,12 +51,12 @@ def _start(is_ready: Event) -> None:
         is_ready.set()
 
 
-def find_key(module: object, is_ready: Event) -> None:
+def find_key(module: ModuleType, is_ready: Event) -> None:
     """Call ``triton_key`` of ``triton.runtime.cache``, which remembers its result.
 
-    If the user's cache folder has the key, a function that returns it takes the place of
-    ``triton_key`` at first. Triton's own function returns after some seconds: its hash would
-    compete with the first step, which then takes half a second longer.
+    If the user's cache folder has the key, launches get it from there at first. Triton computes its
+    own some seconds later: its hash would compete with the first step, which then takes half a
+    second longer.
 
     Parameters
     ----------
@@ -64,19 +65,35 @@ def find_key(module: object, is_ready: Event) -> None:
     is_ready : Event
         Set as soon as calls of the function in the module return at once.
     """
-    compute: Callable[[], str] = module.triton_key  # type: ignore[attr-defined]
-    name = _state_of_files(Path(module.__file__).parents[1])  # type: ignore[attr-defined]
+    compute: Callable[[], str] = module.triton_key
+    assert module.__file__ is not None
+    name = _state_of_files(Path(module.__file__).parents[1])
     kept = cache.read("triton", name)
-    if kept is not None:
-        module.triton_key = kept.decode  # type: ignore[attr-defined]
-        is_ready.set()
-        time.sleep(LATER)
-    try:
+    if kept is None:
         key = compute().encode()
-    finally:
-        module.triton_key = compute  # type: ignore[attr-defined]
+    else:
+        with _lent(module, kept):
+            is_ready.set()
+            time.sleep(LATER)
+            key = compute().encode()
     if key != kept:
         cache.write("triton", name, key)
+
+
+@contextmanager
+def _lent(module: ModuleType, key: bytes) -> Iterator[None]:
+    """Let ``triton_key`` of a module return a key, for all threads, until the block ends.
+
+    Triton takes a key from no other place than this function, which computes before it remembers.
+    A function that somebody else has put there meanwhile stays.
+    """
+    own, lent = module.triton_key, key.decode
+    module.triton_key = lent  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        if module.triton_key is lent:
+            module.triton_key = own  # type: ignore[attr-defined]
 
 
 def _state_of_files(root: Path) -> str:

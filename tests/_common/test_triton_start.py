@@ -119,6 +119,15 @@ def test_an_error_leaves_tritons_own_function(fake_triton):
     assert module.triton_key is own
 
 
+def test_a_function_that_somebody_else_puts_there_stays(monkeypatch, fake_triton):
+    triton_start.find_key(fake_triton(), Event())
+    module = fake_triton()
+    theirs = lambda: "theirs"  # noqa: E731
+    monkeypatch.setattr(triton_start.time, "sleep", lambda _: setattr(module, "triton_key", theirs))
+    triton_start.find_key(module, Event())
+    assert module.triton_key is theirs
+
+
 def test_the_key_is_that_of_triton(monkeypatch, tmp_path):
     module = pytest.importorskip("triton.runtime.cache")
     monkeypatch.setenv("MLFF_TRITON_CACHE", str(tmp_path))
