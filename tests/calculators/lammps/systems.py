@@ -101,6 +101,13 @@ def gathered(lmp: Any, name: str, width: int) -> np.ndarray:
     return values.reshape(-1, width).copy() if width > 1 else values.copy()
 
 
+def cell_of(lmp: Any) -> np.ndarray:
+    """Return the box vectors [3, 3] of a LAMMPS instance as rows, in Å."""
+    low, high, xy, yz, xz, *_ = lmp.extract_box()
+    a, b, c = np.subtract(high, low)
+    return np.array([[a, 0, 0], [xy, b, 0], [xz, yz, c]])
+
+
 OUTPUT = (
     "compute e all pe/atom",
     "compute v all stress/atom NULL",

@@ -10,6 +10,7 @@ import torch
 from ase import Atoms
 
 from mlff_triton import TensorNetCalculator
+from mlff_triton.model.config import ZBLConfig
 from mlff_triton.testing import tolerance
 from tests.calculators.lammps.systems import (
     needs_lammps,
@@ -78,6 +79,18 @@ def test_energy_is_conserved(alone: Results) -> None:
 def test_the_box_changes_at_constant_pressure(alone: Results) -> None:
     _, _, volume = alone["npt/thermo"].T
     assert np.ptp(volume) > 1e-3 * volume[0]
+
+
+def test_the_results_after_a_flip_of_the_tilt_are_those_of_the_exact_module(
+    alone: Results,
+) -> None:
+    first, last = alone["flip/cells"]
+    assert first[1, 0] > 0.4 * first[0, 0]
+    assert last[1, 0] < -0.4 * last[0, 0]
+    atoms = Atoms(water((3, 3, 2)).numbers, alone["flip/positions"], cell=last, pbc=True)
+    expected = of_engine(small_model(zbl=ZBLConfig(1.5, 14.4)), atoms)
+    np.testing.assert_allclose(alone["flip/forces"], expected["forces"], 1e-10, 1e-10)
+    np.testing.assert_allclose(alone["flip/thermo"][-1, 0], expected["energy"], 1e-10)
 
 
 @needs_mpiexec
@@ -238,9 +251,9 @@ def check_trajectories(found: Results, alone: Results) -> None:
     n_own = found["empty-float64/n_own"]
     assert n_own.sum() == len(structure("empty"))
     assert n_own.min() == 0
-    for name in ("nve", "npt"):
+    for name in ("nve", "npt", "flip"):
         assert found[f"{name}/migrated"] > 0
-        for key in ("thermo", "positions", "forces"):
+        for key in ("thermo", "positions", "forces", "cells"):
             label = f"{name}/{key}"
             np.testing.assert_allclose(
                 found[label], alone[label], rtol=1e-9, atol=1e-9, err_msg=label

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from unittest import mock
 
@@ -192,6 +193,15 @@ def test_variables_need_a_value(capfd: pytest.CaptureFixture[str]) -> None:
     assert "write --var NAME=VALUE" in capfd.readouterr().err
 
 
+def fail_on_one_rank(folder: Path, when: str) -> subprocess.CompletedProcess[str]:
+    """Let the last of two ranks fail, and assert that all end within 30 s."""
+    module = ["-m", "tests.calculators.lammps.failing_worker", when]
+    done = run_ranks(2, module, folder, timeout=60)
+    assert time.time() - (folder / "fails").stat().st_mtime < 30
+    assert done.returncode != 0
+    return done
+
+
 @needs_mpiexec
 @pytest.mark.parametrize(
     ("when", "message"),
@@ -204,17 +214,14 @@ def test_variables_need_a_value(capfd: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_a_failing_rank_ends_all_with_one_message(tmp_path: Path, when: str, message: str) -> None:
-    module = ["-m", "tests.calculators.lammps.failing_worker", when]
-    done = run_ranks(2, module, tmp_path, timeout=60)
-    assert done.returncode != 0
+    done = fail_on_one_rank(tmp_path, when)
     ours = [line for line in done.stderr.splitlines() if not line.startswith("Abort(")]
     assert ours == [f"mlff-triton: error: {message}"]
 
 
 @needs_mpiexec
 def test_a_killed_rank_ends_all(tmp_path: Path) -> None:
-    module = ["-m", "tests.calculators.lammps.failing_worker", "kill"]
-    assert run_ranks(2, module, tmp_path, timeout=60).returncode != 0
+    fail_on_one_rank(tmp_path, "kill")
 
 
 @pytest.fixture(scope="module")
@@ -224,8 +231,7 @@ def set_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
     The last of them is not caught.
     """
     folder = tmp_path_factory.mktemp("set-up")
-    module = ["-m", "tests.calculators.lammps.failing_worker", "set-up"]
-    assert run_ranks(2, module, folder, timeout=60).returncode != 0
+    fail_on_one_rank(folder, "set-up")
     return folder
 
 

@@ -18,6 +18,7 @@ from mlff_triton.model.tensornet import TensorNet
 from tests.calculators.lammps.systems import (
     OUTPUT,
     TYPES,
+    cell_of,
     gathered,
     single_point,
     small_model,
@@ -63,21 +64,27 @@ def static_cases(options: dict[str, str]) -> Iterator[tuple[str, Results]]:
 
 
 def moving_cases(options: dict[str, str]) -> Iterator[tuple[str, Results]]:
-    """Yield trajectories at constant energy, in which atoms migrate, and constant pressure."""
-    integrators = {
-        "nve": "fix move all nve",
-        "npt": "fix move all npt temp 300 300 0.02 aniso 3000 3000 0.2",
+    """Yield trajectories at constant energy and pressure, and one in which the tilt flips.
+
+    Atoms migrate in all of them.
+    """
+    cases = {
+        "nve": (0.0, "fix move all nve"),
+        "npt": (0.1, "fix move all npt temp 300 300 0.02 aniso 3000 3000 0.2"),
+        "flip": (0.48, "fix move all nve\nfix shear all deform 1 xy erate 4 flip yes"),
     }
-    for name, integrator in integrators.items():
-        lmp = start(water((3, 3, 2), tilt=0.1 if name == "npt" else 0.0))
+    for name, (tilt, motion) in cases.items():
+        lmp = start(water((3, 3, 2), tilt))
         model = model_for(options["device"], zbl=ZBLConfig(1.5, 14.4))  # atoms must not meet
         couple(lmp, model, TYPES, dtype="float64", **options)
         lmp.commands_list(
-            [*OUTPUT, integrator, "timestep 0.0004", "velocity all create 300 7 loop geom"]
+            [*OUTPUT, *motion.split("\n"), "timestep 0.0004", "velocity all create 300 7 loop geom"]
         )
         owners = np.zeros((2, 54), dtype=int)
-        rows = []
+        rows, cells = [], [cell_of(lmp)]
         for k in range(5):
+            if k == 4 and name == "flip":
+                lmp.command("unfix shear")  # as the box would change after the last forces
             lmp.command("run 10 post no" if k else "run 0 post no")
             rows.append([lmp.get_thermo(key) for key in ("pe", "etotal", "vol")])
             if k in (0, 4):
@@ -90,6 +97,7 @@ def moving_cases(options: dict[str, str]) -> Iterator[tuple[str, Results]]:
                 "thermo": np.array(rows),
                 "positions": gathered(lmp, "x", 3),
                 "forces": gathered(lmp, "f", 3),
+                "cells": np.array([*cells, cell_of(lmp)]),
                 "migrated": (owners[0] != owners[1]).sum(),
             },
         )
