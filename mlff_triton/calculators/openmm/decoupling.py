@@ -78,7 +78,9 @@ def decouple(system: openmm.System, atoms: Iterable[int]) -> openmm.System:
     of pairs grows quadratically, which suits molecules, not proteins.
 
     Decouple a System before openmm-ml mixes it, or afterwards. A System with a TorchForce cannot be
-    copied, so it is decoupled before. Systems with ``interpolate=True`` are decoupled afterwards.
+    copied, so it is decoupled before. So is one with ``embedding="ml-charges"``, for which the
+    region is that of the model; ``lambda_electrostatics`` then multiplies the charges of the model,
+    where they act with others. Systems with ``interpolate=True`` are decoupled afterwards.
 
     Raises
     ------
@@ -138,10 +140,10 @@ def decouple(system: openmm.System, atoms: Iterable[int]) -> openmm.System:
 def energy_derivatives(context: openmm.Context) -> dict[str, float]:
     """Compute derivatives of the energy by the global parameters of a decoupled System.
 
-    OpenMM's NonbondedForce does not report derivatives, so that a State has none by
+    OpenMM's NonbondedForce and PythonForce do not report derivatives, so that a State has none by
     ``lambda_electrostatics``. The energy is quadratic in it: the difference of the energies half a
     unit above and below is the exact derivative, apart from rounding, and costs two energies of the
-    NonbondedForce's group.
+    NonbondedForce's group. With ``embedding="ml-charges"``, it costs two steps of the model.
 
     Parameters
     ----------
@@ -181,6 +183,7 @@ def energy_derivatives(context: openmm.Context) -> dict[str, float]:
     derivatives = {name: float(x) for name, x in state.getEnergyParameterDerivatives().items()}
     force = nonbonded_of(system)
     groups = {force.getForceGroup(), force.getReciprocalSpaceForceGroup()} - {-1}
+    groups |= {f.getForceGroup() for f in system.getForces() if _scales_charges_of_a_model(f)}
     value = context.getParameter(ELECTROSTATICS)
     energies = []
     try:
@@ -192,6 +195,11 @@ def energy_derivatives(context: openmm.Context) -> dict[str, float]:
         context.setParameter(ELECTROSTATICS, value)
     derivatives[ELECTROSTATICS] = energies[1] - energies[0]
     return derivatives
+
+
+def _scales_charges_of_a_model(force: openmm.Force) -> bool:
+    is_python = force.__class__.__name__ == "PythonForce"
+    return is_python and ELECTROSTATICS in force.getGlobalParameters()
 
 
 def _warn_if_charged(force: openmm.NonbondedForce, charge: float) -> None:

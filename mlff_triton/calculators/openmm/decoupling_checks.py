@@ -85,18 +85,38 @@ def check_can_decouple(system: openmm.System, region: list[int]) -> None:
 
 def check_stays_decoupled(system: openmm.System, atoms: Iterable[int]) -> None:
     """Raise `InputError` if a model of some atoms would couple a region that is decoupled."""
-    regions = [
-        set(force.getInteractionGroupParameters(0)[0])
-        for force in system.getForces()
-        if force.getName() == STERICS_NAME
-    ]
     kept = [i for i in atoms if not system.isVirtualSite(i)]  # without caps of bonds
-    for region in regions:
+    for region in _decoupled_regions(system):
         if not _is_on_one_side(kept, region):
             raise InputError(
                 "the model would compute interactions between the decoupled region and other "
                 "atoms, which do not scale: decouple all atoms of the model, or more"
             )
+
+
+def is_decoupled(system: openmm.System, atoms: Iterable[int]) -> bool:
+    """Return True if these atoms are a region that is decoupled in a System.
+
+    Raises
+    ------
+    InputError
+        If another region is decoupled.
+    """
+    regions = _decoupled_regions(system)
+    if regions and regions != [set(atoms)]:
+        raise InputError(
+            "the charges of the model act with those of all other atoms, and must scale for all of "
+            "the decoupled region and nothing else: decouple exactly the atoms of the model"
+        )
+    return bool(regions)
+
+
+def _decoupled_regions(system: openmm.System) -> list[set[int]]:
+    return [
+        set(force.getInteractionGroupParameters(0)[0])
+        for force in system.getForces()
+        if force.getName() == STERICS_NAME
+    ]
 
 
 def nonbonded_of(system: openmm.System) -> openmm.NonbondedForce:
@@ -202,7 +222,8 @@ def _unknown(kind: str) -> str:
     if kind in OF_PARTICLES:
         return (
             f"a {kind} acts on all atoms, so that it couples region and surroundings whatever the "
-            "parameters are: let it act on the region alone"
+            "parameters are: let it act on the region alone; with embedding='ml-charges', decouple "
+            "first, and mix afterwards"
         )
     return (
         f"a {kind} may couple region and surroundings, and decouple does not scale it: use a "

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from mlff_triton._common.torch_settings import own_settings
 from mlff_triton.calculators.openmm.cross_coulomb import Surroundings
+from mlff_triton.calculators.openmm.decoupling_checks import ELECTROSTATICS
 from mlff_triton.calculators.openmm.force import EngineForce, positions_of
 from mlff_triton.calculators.openmm.particle_field import ParticleField
 from mlff_triton.calculators.openmm.recipe import Recipe
@@ -29,19 +30,26 @@ class EmbeddedForce(EngineForce):
         Model and atoms of the part, which is not periodic, and options.
     surroundings : Surroundings
         Charges of the force field.
+    is_decoupled : bool
+        True if ``lambda_electrostatics`` multiplies the charges of the part where they act with
+        those of the force field, and with their own periodic images.
     engine : Engine, optional
         An engine for the recipe; made at the first call by default.
     """
 
     def __init__(
-        self, recipe: Recipe, surroundings: Surroundings, engine: Engine | None = None
+        self,
+        recipe: Recipe,
+        surroundings: Surroundings,
+        is_decoupled: bool = False,
+        engine: Engine | None = None,
     ) -> None:
         super().__init__(recipe, engine)
-        self.surroundings = surroundings
+        self.surroundings, self.is_decoupled = surroundings, is_decoupled
         self._field: ParticleField | None = None
 
-    def __reduce__(self) -> tuple[type[EmbeddedForce], tuple[Recipe, Surroundings]]:
-        return EmbeddedForce, (self.recipe, self.surroundings)
+    def __reduce__(self) -> tuple[type[EmbeddedForce], tuple[Recipe, Surroundings, bool]]:
+        return EmbeddedForce, (self.recipe, self.surroundings, self.is_decoupled)
 
     def compute(self, state: openmm.State) -> tuple[float, NDArray[np.float64]]:
         """Compute the energy in kJ/mol, and forces on all particles in kJ/mol/nm."""
@@ -50,12 +58,13 @@ class EmbeddedForce(EngineForce):
         box = None
         if self.surroundings.periodic:
             box = NM * np.array(state.getPeriodicBoxVectors()._value)
+        scale = state.getParameters()[ELECTROSTATICS] if self.is_decoupled else 1.0
         with self._lock:
             field = self._field_of(state, particles)
             positions = positions_of(state, field.positions)
             batch = self._update(state, positions[particles])
             with own_settings():
-                field.set(batch.positions, box)
+                field.set(batch.positions, box, scale)
             prediction = self.engine.evaluate_in_field(batch, field)
             if self._plausibility is not None:
                 self._plausibility.judge(batch, prediction)

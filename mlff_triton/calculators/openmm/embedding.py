@@ -5,7 +5,8 @@ The energy of ``embedding="ml-charges"`` is
     E = E_MM + E_ML(R_ML) + E_Coulomb(q(R_ML), R_ML, R_MM)
 
 E_MM is that of the force field without the charges of the part, and without bonded terms and
-Lennard-Jones interactions within it. E_Coulomb is in `cross_coulomb`.
+Lennard-Jones interactions within it. E_Coulomb is in `cross_coulomb`. In a System of `decouple`,
+``lambda_electrostatics`` multiplies the charges q in E_Coulomb.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 from mlff_triton._common.text import short_repr
 from mlff_triton.calculators.openmm.atoms import Selection, check_same_structure, name_of
 from mlff_triton.calculators.openmm.cross_coulomb import Surroundings
+from mlff_triton.calculators.openmm.decoupling_checks import ELECTROSTATICS, is_decoupled
 from mlff_triton.calculators.openmm.embedded_force import EmbeddedForce
 from mlff_triton.calculators.openmm.force import FORCE_NAME, recipe_of_selection
 from mlff_triton.calculators.openmm.molecules import bonds_of_selection
@@ -142,7 +144,8 @@ def create_embedded_system(
     topology : openmm.app.Topology
         All atoms.
     system : openmm.System
-        A classical system of these atoms, which is not changed.
+        A classical system of these atoms, which is not changed. A part that is decoupled in it
+        stays decoupled in the mixed system.
     atoms : sequence of int
         Indices of the machine-learning part.
     request : Request
@@ -155,7 +158,8 @@ def create_embedded_system(
     Raises
     ------
     InputError
-        If the model predicts no charges, or the system has something that is not supported.
+        If the model predicts no charges, or the system has something that is not supported, such as
+        another region that is decoupled.
 
     Warns
     -----
@@ -168,7 +172,8 @@ def create_embedded_system(
     check_same_structure(topology, system.getNumParticles())
     selection = Selection.of_topology(topology, atoms)
     assert selection.particles is not None
-    nonbonded = _nonbonded_of(system)
+    decoupled = is_decoupled(system, selection.particles.tolist())
+    nonbonded = _nonbonded_of(system, selection.particles.tolist() if decoupled else [])
     _check_forces(system, request.interpolate)
     _check_borders(topology, system, nonbonded, selection.particles)
     surroundings = _surroundings_of(system, nonbonded, selection.particles, request)
@@ -185,7 +190,8 @@ def create_embedded_system(
         elif type(force).__name__ == "CustomNonbondedForce":
             utilities.addCustomNonbondedExclusions(force, part)
     force = _force_of(
-        EmbeddedForce(recipe, surroundings, recipe.engine()), request.options.force_group
+        EmbeddedForce(recipe, surroundings, decoupled, recipe.engine()),
+        request.options.force_group,
     )
     if request.interpolate:
         helper = utilities.InterpolationHelper()
@@ -203,7 +209,7 @@ def create_embedded_system(
 def _force_of(function: EmbeddedForce, force_group: int) -> openmm.Force:
     import openmm
 
-    force = openmm.PythonForce(function)
+    force = openmm.PythonForce(function, {ELECTROSTATICS: 1.0} if function.is_decoupled else {})
     force.setUsesPeriodicBoundaryConditions(function.surroundings.periodic)
     force.setForceGroup(force_group)
     force.setName(FORCE_NAME)
@@ -230,12 +236,15 @@ def _interpolate_nonbonded(
 
 
 def _remove_part(nonbonded: openmm.NonbondedForce, part: Sequence[int]) -> None:
-    """Remove the charges of a part, and all interactions within it."""
+    """Remove the charges of a part, with their offsets, and all interactions within it."""
     for k, first in enumerate(part):
         _, sigma, epsilon = nonbonded.getParticleParameters(first)
         nonbonded.setParticleParameters(first, 0.0, sigma, epsilon)
         for second in part[:k]:
             nonbonded.addException(first, second, 0.0, 1.0, 0.0, True)
+    for k in range(nonbonded.getNumParticleParameterOffsets()):
+        name, particle, *_ = nonbonded.getParticleParameterOffset(k)
+        nonbonded.setParticleParameterOffset(k, name, particle, 0.0, 0.0, 0.0)
 
 
 def _surroundings_of(
@@ -283,8 +292,11 @@ def _surroundings_of(
     )
 
 
-def _nonbonded_of(system: openmm.System) -> openmm.NonbondedForce:
-    """Return the only `NonbondedForce` of a system, if charges can be read from it."""
+def _nonbonded_of(system: openmm.System, region: Sequence[int]) -> openmm.NonbondedForce:
+    """Return the only `NonbondedForce` of a system, if charges can be read from it.
+
+    Its offsets may be those of `decouple` for a region.
+    """
     found = [force for force in system.getForces() if type(force).__name__ == "NonbondedForce"]
     if len(found) != 1:
         raise InputError(
@@ -292,7 +304,10 @@ def _nonbonded_of(system: openmm.System) -> openmm.NonbondedForce:
             f"{len(found)}: make it with all charges in one"
         )
     (force,) = found
-    if force.getNumParticleParameterOffsets() or force.getNumExceptionParameterOffsets():
+    count = force.getNumParticleParameterOffsets()
+    offsets = {tuple(force.getParticleParameterOffset(k)[:2]) for k in range(count)}
+    known = {(ELECTROSTATICS, particle) for particle in region}
+    if not offsets <= known or force.getNumExceptionParameterOffsets():
         raise InputError(
             "the NonbondedForce has offsets, which change charges with global parameters: "
             f"embedding={EMBEDDING!r} needs fixed charges, so make a System without them"
@@ -435,9 +450,13 @@ def _warn_of_charge(
 
 
 def _charges_of(nonbonded: openmm.NonbondedForce) -> Any:
-    """Return the charges of all particles, float64 [N], in elementary charges."""
+    """Return the charges of all particles, float64 [N], in elementary charges, if not decoupled."""
     count = nonbonded.getNumParticles()
-    return np.array([_number(nonbonded.getParticleParameters(k)[0]) for k in range(count)])
+    charges = np.array([_number(nonbonded.getParticleParameters(k)[0]) for k in range(count)])
+    for k in range(nonbonded.getNumParticleParameterOffsets()):
+        _, particle, charge, *_ = nonbonded.getParticleParameterOffset(k)
+        charges[particle] += charge
+    return charges
 
 
 def _box_of(system: openmm.System) -> Any:

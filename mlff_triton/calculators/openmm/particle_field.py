@@ -70,6 +70,7 @@ class ParticleField:
         self._particles = _Copied(device, n_particles, 3)
         self._own = _Copied(device, len(part), 3)
         self._box = _Copied(device, 3, 3)
+        self._scale = _Copied(device, 1)
         self._forces = _Copied(device, n_particles, 3)
         self.positions = self._particles.host.numpy()
         self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -83,9 +84,13 @@ class ParticleField:
         """Number of the launches and addresses of this field, see `ExternalField`."""
         return self._layout
 
-    def set(self, own: FloatArray, box: FloatArray | None) -> None:
-        """Begin a step of the part at positions [M, 3] in a box [3, 3], in Å."""
+    def set(self, own: FloatArray, box: FloatArray | None, scale: float = 1.0) -> None:
+        """Begin a step of the part at positions [M, 3] in a box [3, 3], in Å.
+
+        The charges of the part are scaled before they act.
+        """
         self._own.host.numpy()[:] = own
+        self._scale.host.numpy()[:] = scale
         self._total, self._n_calls = None, 0
         if box is None or (self._plan is not None and np.array_equal(self._box.host, box)):
             return
@@ -104,7 +109,7 @@ class ParticleField:
     def prepare(self) -> None:
         """Queue the transfer of positions, and the potential of the force field's charges."""
         with self._beside_network():
-            for each in (self._particles, self._own, self._box):
+            for each in (self._particles, self._own, self._box, self._scale):
                 each.upload()
             sites = NM * self._particles.device.index_select(0, self._sites)
             box = self._box.device if self._surroundings.periodic else None
@@ -116,14 +121,15 @@ class ParticleField:
         Forces on all particles, and their transfer, are queued beside the rest of the step.
         """
         self._join()
-        self._sums: CrossSums = self._coulomb.sums(self._field, charges)
+        scale = self._scale.device
+        self._sums: CrossSums = self._coulomb.sums(self._field, scale * charges)
         with self._beside_network():
             forces, factor = self._forces.device.zero_(), -EV_TO_KJ_PER_MOL * NM
             of_sites = self._coulomb.at_sites(self._field, self._sums)
             forces.index_copy_(0, self._sites, factor * of_sites)
             forces.index_copy_(0, self._part, factor * self._sums.of_own)
             self._forces.download()
-        return FieldSums(self._sums.energies, self._sums.potential)
+        return FieldSums(self._sums.energies, scale * self._sums.potential)
 
     def finish(self) -> None:
         """Let the step wait for forces; until then, no memory that they read is used again."""

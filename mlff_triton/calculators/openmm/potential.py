@@ -117,7 +117,8 @@ class TensorNetPotential(MLPotentialImpl):
         topology : openmm.app.Topology
             All atoms.
         system : openmm.System
-            A classical system of these atoms, which is not changed.
+            A classical system of these atoms, which is not changed. A part that
+            `mlff_triton.calculators.decouple` has decoupled stays decoupled in the mixed system.
         atoms : list of int
             Indices of the machine-learning part, which consists of whole molecules.
         forceGroup : int
