@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from tests.docs.claims import CLAIMS, OTHERS
-from tests.docs.pages import ROOT
+from tests.docs.claims import CLAIMS, OTHERS, measured, slower_multiplication
+from tests.docs.pages import DOCS, ROOT
 
 FENCE = re.compile(r"^[ \t]*```.*?^[ \t]*```", re.MULTILINE | re.DOTALL)
 TABLE = re.compile(r"^\|.*$", re.MULTILINE)
@@ -35,6 +35,15 @@ def test_numbers_on_pages_are_measured(page):
     claims, others = CLAIMS[page](), list(OTHERS.get(page, ()))
     assert [one for one in (*claims, *others) if one not in text] == []
     assert left_over(text, [*claims, *others]) == []
+
+
+def test_the_benchmarks_say_where_multiplication_is_slower():
+    text = prose_of((DOCS / "benchmarks.md").read_text())
+    assert slower_multiplication() in text
+    for size in (512, 1024):
+        rows = measured("pairs")[f"triangle-multiplication-{size}"]
+        ours, theirs = (rows[f"{name}-bf16"].ms_p50 for name in ("triton", "cuequivariance"))
+        assert f"{ours:#.3g} ms instead of {theirs:#.3g}" in text
 
 
 def test_numbers_without_a_measurement_are_found():

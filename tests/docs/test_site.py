@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.lab import selection
 from benchmarks.lab.schema import read_rows
@@ -25,6 +26,11 @@ OPTIONAL = {"mlff_triton.calculators.torch_sim_model.TorchSimModel": "torch_sim"
 def test_navigation_lists_every_page():
     listed = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("\nhooks:")[0])
     assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+
+
+def test_the_home_page_leads_to_every_page():
+    linked = set(re.findall(r"\]\(([\w/-]+\.md)[#)]", (DOCS / "index.md").read_text()))
+    assert linked == {page.name for page in DOCS.glob("*.md")} - {"index.md"} | {"api/index.md"}
 
 
 def test_pages_name_tables_and_figures_that_exist():
@@ -181,6 +187,17 @@ def test_errors_of_alpha_genome_in_the_readme_are_measured():
     text = words(README)
     assert f"off by {case['half'].error:.2f} in the measure" in text
     assert f"ours is off by {case['accelerated-fp16'].error:.0e}".replace("e-0", "e-") in text
+
+
+def test_the_heads_of_alpha_genome_are_named():
+    package = pytest.importorskip("alphagenome_pytorch")
+    with torch.device("meta"):
+        heads = package.AlphaGenome().heads
+    text = words(DOCS / "benchmarks.md").partition("computes all its heads")[2]
+    tracks = text.partition(", contact maps")[0]
+    assert set(re.findall(r"`(\w+)`", tracks)) == set(heads)
+    of_bases = {name for name, head in heads.items() if 1 in head.resolutions}
+    assert set(re.findall(r"`(\w+)`", tracks.partition("for bases")[0])) == of_bases
 
 
 def words(page: Path) -> str:
