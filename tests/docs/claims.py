@@ -5,52 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import cache
+from collections.abc import Callable
 
-import torch
-
-from benchmarks.kernels import convolution
-from benchmarks.kernels.convolution_problems import Problem, build
 from benchmarks.lab import selection
 from benchmarks.lab.schema import PairedRow, Row, read_rows, with_threads
+from tests.docs.convolution_claims import convolutions
+from tests.docs.measurements import gb, measured, ms, ratios, small, span
 from tools.docs_benchmarks import RESULTS
 
-CPU = torch.device("cpu")
-MIB_OF_GB = 1024  # of memory, as in the tables
-FORWARD, GRAPH, BACKWARD = "", convolution.GRAPH, convolution.BACKWARD
-LARGE = "layer-4-60000"
-MISSED = ("layer-1-10000", "layer-4-2000", "center-10000")
-"""Convolutions that take more than half of the time of a peer."""
+PACKAGES = ("boltz2", "openfold3", "protenix")
+MULTIPLICATIONS = ("triangle-multiplication-512", "triangle-multiplication-1024")
 PAIR_PEERS = ("cuequivariance-bf16", "trifast-bf16")
-
-
-@cache
-def measured(bench: str) -> selection.Times:
-    """Return the rows of a bench that passed, by case and implementation."""
-    return selection.passed(read_rows(RESULTS / f"{bench}.csv"))
-
-
-def ms(bench: str, case: str, impl: str) -> str:
-    """Return a median time with three digits."""
-    return f"{measured(bench)[case][impl].ms_p50:.3g}"
-
-
-def gb(bench: str, case: str, impl: str) -> float:
-    """Return a peak of memory in GB."""
-    return float(measured(bench)[case][impl].peak_mib) / MIB_OF_GB
-
-
-def ratios(bench: str, cases: Iterable[str], slow: str, fast: str) -> list[float]:
-    """Return how many times as fast the second implementation is."""
-    rows = [measured(bench)[case] for case in cases]
-    return [selection.speed_up(row[slow], row[fast]) for row in rows]
-
-
-def span(values: Iterable[float], digits: str = ".1f") -> str:
-    """Return the smallest and the largest value."""
-    values = list(values)
-    return f"{min(values):{digits}} to {max(values):{digits}}"
 
 
 def readme() -> list[str]:
@@ -74,6 +39,98 @@ def readme() -> list[str]:
     ]
 
 
+def home() -> list[str]:
+    """Return the claim of the home page."""
+    return [f"it is {span(over_torchmd_net())} times faster than the fastest mode"]
+
+
+def over_torchmd_net() -> list[float]:
+    """Return ratios of the fastest mode of TorchMD-NET and the engine."""
+    cases = measured("step").values()
+    peers = [(selection.best_peer(case), case) for case in cases]
+    return [selection.speed_up(peer, case["engine"]) for peer, case in peers if peer]
+
+
+def benchmarks() -> list[str]:
+    """Return claims between the tables."""
+    large = selection.p50(measured("md")["1000000"]["command"]) / 1e3
+    charged = measured("charged").values()
+    times = [f"{selection.p50(case['engine']):.3g} ms" for case in charged]
+    over_charged = [
+        f"{selection.speed_up(peer, case['engine']):.1f}"
+        for case in charged
+        if (peer := selection.best_peer(case))
+    ]
+    eager, captured = (
+        span(ratios("training", measured("training"), warp, "ours-captured"))
+        for warp in ("warp", "warp-captured")
+    )
+    names = [f"{package}-forward-1024" for package in PACKAGES]
+    rows = [measured("models")[name][selection.AUTOCAST] for name in names]
+    first, second, third = (f"{selection.p50(row) / 1e3:.3g}" for row in rows)
+    over = ratios("models", names, selection.KERNELS, selection.AUTOCAST)
+    pairs = [measured("pairs")[case] for case in MULTIPLICATIONS]
+    faster, most = (
+        f"{case['triton-bf16'].ms_p50:#.3g} ms instead of {case['cuequivariance-bf16'].ms_p50:#.3g}"
+        for case in pairs
+    )
+    return [
+        f"1,000,000 atoms take {large:.3f} s per step",
+        f"is {span(over_torchmd_net())} times as fast as TorchMD-NET's fastest mode",
+        f"takes {times[0]} for 21 atoms, {times[1]} for 1,024, {times[2]} for 4,096 and {times[3]}",
+        f"takes {', '.join(over_charged[:3])} and {over_charged[3]} times as long",
+        f"trains {eager} times as fast",
+        f"and {captured} times as fast as these",
+        f"take {first}, {second} and {third} s under",
+        f"these take {over[0]:.1f}, {over[1]:.1f} and {over[2]:.1f} times as long",
+        slower_multiplication(),
+        f"longer with 1,024, {faster} and {most}.",
+    ]
+
+
+def ase() -> list[str]:
+    """Return the claim about the calculator."""
+    small = [rows for rows in measured("ase").values() if rows["engine"].atoms <= 1029]
+    overheads = [
+        selection.p50(rows["calculator"]) - selection.p50(rows["engine"]) for rows in small
+    ]
+    about = {f"{overhead:.1f}" for overhead in overheads}
+    return [f"the calculator adds about {one} ms" for one in about]
+
+
+def openmm() -> list[str]:
+    """Return claims about OpenMM's platforms."""
+    rows = measured("openmm")
+    costs = [
+        selection.p50(rows[size]["openmm-torch"]) - selection.p50(rows[size]["engine"])
+        for size in ("21", "192")
+    ]
+    speed = selection.NS_PER_DAY / selection.p50(rows["1029"]["openmm-reference"])
+    return [
+        f"take turns, which costs about {sum(costs) / len(costs):.1f} ms per step",
+        f"{speed:.0f} ns per day at 1,029 atoms",
+    ]
+
+
+def batches() -> list[str]:
+    """Return claims about memory and compilation."""
+    memory = gb("step", "65536", "engine")
+    cold, warm = (
+        measured("cpu")[f"first-1029-{caches}"][with_threads("forces", 2)].ms_p50
+        for caches in ("cold", "warm")
+    )
+    return [
+        f"65,536 atoms take {memory:.1f} GiB with F = 128",
+        f"The first forces take {(cold - warm) / 1e3:.1f} s longer",
+    ]
+
+
+def limits() -> list[str]:
+    """Return the claim about training without a graph."""
+    eager = ratios("training", measured("training"), "warp", "ours-eager")
+    return [f"makes training {span(eager)} times as fast as TorchMD-NET's Warp operators"]
+
+
 def on_two_threads(rows: dict[str, PairedRow]) -> dict[str, Row]:
     """Return the rows of a case on two threads, by implementation."""
     return {row.impl: row for row in rows.values() if row.threads == 2}
@@ -82,17 +139,13 @@ def on_two_threads(rows: dict[str, PairedRow]) -> dict[str, Row]:
 def structure_prediction() -> list[str]:
     """Return claims about predictions and operators on pairs."""
     bench, ours, theirs = "models", selection.AUTOCAST, selection.KERNELS
-    packages = ("boltz2", "openfold3", "protenix")
-    large = ratios(bench, [f"{name}-forward-1024" for name in packages], theirs, ours)
-    small = [f"{name}-forward-{size}" for name in packages for size in (256, 512)]
+    large = ratios(bench, [f"{name}-forward-1024" for name in PACKAGES], theirs, ours)
+    small = [f"{name}-forward-{size}" for name in PACKAGES for size in (256, 512)]
     boltz, openfold, protenix = (f"{ratio:.1f} times as fast as" for ratio in large)
     first, second = ratios(bench, ["boltz2-64x512", "boltz2-64x1024"], theirs, ours)
     kept, shipped = (gb(bench, "boltz2-forward-256", name) for name in (ours, theirs))
     largest = gb(bench, "boltz2-forward-3072-0-recycles-20-steps", ours)
-    multiplication, attention = (
-        [f"triangle-{name}-{size}" for size in (512, 1024)]
-        for name in ("multiplication", "attention")
-    )
+    attention = [f"triangle-attention-{size}" for size in (512, 1024)]
     pairs = measured("pairs")
     peers = [selection.best_peer(pairs[case], PAIR_PEERS) for case in attention]
     in_bf16 = [
@@ -100,7 +153,7 @@ def structure_prediction() -> list[str]:
         for case, peer in zip(attention, peers, strict=True)
         if peer
     ]
-    cuequivariance = "cuequivariance-fp32", "triton-fp32"
+    peer = "cuequivariance-fp32", "triton-fp32"
     return [
         f"of 1,024 tokens are {boltz} Boltz-2",
         f"{openfold} OpenFold3",
@@ -111,15 +164,14 @@ def structure_prediction() -> list[str]:
         f"{kept:.1f} GB instead of {shipped:.1f} GB with 256 tokens",
         f"attention is {span(in_bf16)} times as fast as the fastest of cuEquivariance and trifast",
         slower_multiplication(),
-        f"multiplication is {span(ratios('pairs', multiplication, *cuequivariance))} times as fast",
-        f"and attention {span(ratios('pairs', attention, *cuequivariance))} times",
+        f"multiplication is {span(ratios('pairs', MULTIPLICATIONS, *peer))} times as fast",
+        f"and attention {span(ratios('pairs', attention, *peer))} times",
     ]
 
 
 def slower_multiplication() -> str:
     """Return the claim about multiplication in bfloat16, where cuEquivariance is faster."""
-    cases = [f"triangle-multiplication-{size}" for size in (512, 1024)]
-    first, second = ratios("pairs", cases, "triton-bf16", "cuequivariance-bf16")
+    first, second = ratios("pairs", MULTIPLICATIONS, "triton-bf16", "cuequivariance-bf16")
     more, most = (f"{100 * (ratio - 1):.0f} %" for ratio in (first, second))
     return (
         f"takes {more} longer than that of cuEquivariance with 512 tokens and {most} longer with "
@@ -175,131 +227,6 @@ def docking() -> list[str]:
     ]
 
 
-def small(value: float, digits: int = 1) -> str:
-    """Write an error as pages do."""
-    return f"{value:.{digits}e}".replace("e-0", "e-")
-
-
-def convolutions() -> list[str]:
-    """Return claims about the times of equivariant convolutions."""
-    docked = [case for case in measured("convolution") if not case.startswith("mace")]
-    alone = {case: share(case, FORWARD) for case in measured("convolution") if peer_of(case)}
-    launched = [alone[case] for case in docked]
-    missed = {case: ratio for case, ratio in alone.items() if case in docked and ratio > 0.5}
-    first, second, third = (missed.pop(case) for case in MISSED)
-    assert not missed
-    bound = [*MISSED, "mace-0-1000"]
-    eager, replayed = ([taken(case, mode) for case in bound] for mode in (FORWARD, GRAPH))
-    slower = {
-        case: share(case, BACKWARD)
-        for case in measured("convolution")
-        if peer_of(case, BACKWARD) and share(case, BACKWARD) > 1
-    }
-    with_gradients = span(taken(case, BACKWARD) for case in slower)
-    times = [slower.pop(case) for case in ("mace-0-1000", "layer-4-2000", "layer-2-10000")]
-    assert not slower
-    graphs = [share(case, GRAPH) for case in docked if peer_of(case, GRAPH)]
-    return [
-        f"layers take {span(graphs, '.2f')} of the time of OpenEquivariance",
-        f"convolutions take {span(launched, '.2f')} of the time of the fastest peer",
-        f"`layer-1-10000` ({first:.2f})",
-        f"`layer-4-2000` ({second:.2f})",
-        f"`center-10000` ({third:.2f})",
-        f"`mace-0-1000` takes {alone['mace-0-1000']:.2f} of the time of OpenEquivariance",
-        f"they take {span(eager, '.2f')} ms, but {span(replayed, '.2f')} ms in a graph",
-        f"OpenEquivariance {times[0]:.1f} times at `mace-0-1000`",
-        f"cuEquivariance {times[1]:.1f} times at `layer-4-2000` and {times[2]:.1f} times at",
-        f"they take {with_gradients} ms, and `mace-0-10000`",
-        f"takes {taken('mace-0-10000', BACKWARD):.1f} ms",
-        *convolution_memory(docked),
-        *convolution_errors(),
-    ]
-
-
-def peer_of(case: str, mode: str = FORWARD) -> Row | None:
-    """Return the fastest peer of a convolution."""
-    names = [f"{name}{mode}" for name in selection.CONVOLUTION_PEERS]
-    return selection.best_peer(measured("convolution")[case], names)
-
-
-def taken(case: str, mode: str) -> float:
-    """Return our time of a convolution in ms."""
-    return selection.p50(measured("convolution")[case][f"triton{mode}"])
-
-
-def share(case: str, mode: str) -> float:
-    """Return our time of a convolution over that of the fastest peer."""
-    peer = peer_of(case, mode)
-    assert peer is not None
-    return taken(case, mode) / selection.p50(peer)
-
-
-def convolution_memory(cases: Iterable[str]) -> list[str]:
-    """Return claims about memory; what a call allocates are its peak minus that of its graph."""
-    rows = measured("convolution")
-    given = {case: bytes_of(problem_of(case)) / 2**20 for case in cases}
-    peaks = {
-        case: [rows[case][f"triton{mode}"].peak_mib for mode in (FORWARD, GRAPH)] for case in given
-    }
-    allocated = {case: call - graph for case, (call, graph) in peaks.items()}
-    factors = [1 + allocated[case] / given[case] for case in given if case != LARGE]
-    problem = problem_of(LARGE)
-    (n_edges, n_hidden), n_receivers = problem.floats[2].shape, len(problem.graph[0]) - 1
-    product = problem.product
-    columns = sum(
-        product.node[path.node].count * product.output[path.output].width for path in product.paths
-    )
-    per_receiver = columns * (4 * n_hidden + 8)  # two halves of each sum, a unit, and a total
-    weights = 4 * n_edges * product.n_weights / 2**20
-    return [
-        f"one receiver have up to {per_receiver / 1e3:.0f} kB",
-        f"convolutions take {span(factors)} times as much",
-        f"`{LARGE}` have {given[LARGE]:.0f} MiB",
-        f"a call takes another {allocated[LARGE]:.0f} MiB",
-        f"{n_receivers * per_receiver / 2**20:.0f} MiB are the sums of all its",
-        f"its {n_receivers:,} receivers",
-        f"weights of all edges alone have {weights:,.0f} MiB",
-        f"The peak of {peaks[LARGE][0]:,.0f} MiB",
-        f"The {peaks[LARGE][1]:.0f} MiB of the same convolution in a graph",
-    ]
-
-
-@cache
-def problem_of(case: str) -> Problem:
-    """Return the inputs of a convolution in float32."""
-    return build(*convolution.CASES[case], CPU).to(torch.float32)
-
-
-def bytes_of(problem: Problem) -> int:
-    """Return the bytes of all inputs and the output."""
-    given = sum(x.numel() * x.element_size() for x in (*problem.floats, *problem.graph))
-    return given + 4 * (len(problem.graph[0]) - 1) * problem.product.n_outputs
-
-
-def convolution_errors() -> list[str]:
-    """Return claims about errors that are larger than those of a peer."""
-    worse = {}
-    for case, rows in measured("convolution").items():
-        for mode in (FORWARD, BACKWARD):
-            ours = rows[f"triton{mode}"].error
-            peers = {
-                name: rows[f"{name}{mode}"].error
-                for name in selection.CONVOLUTION_PEERS
-                if f"{name}{mode}" in rows
-            }
-            if any(error < ours for error in peers.values()):
-                worse[f"{case}{mode}"] = ours, peers
-    large, of_peers = worse.pop(LARGE)
-    center, of_others = worse.pop("center-10000")
-    assert not worse
-    assert [name for name, error in of_others.items() if error < center] == ["e3nn"]
-    low, high = min(of_peers.values()), max(of_peers.values())
-    return [
-        f"{small(large)} at `{LARGE}`, where peers have {small(low)} to {small(high)}",
-        f"{small(center)} at `center-10000`, where e3nn has {small(of_others['e3nn'])}",
-    ]
-
-
 def genomic_models() -> list[str]:
     """Return claims about errors in half precision."""
     failed = {
@@ -352,18 +279,48 @@ def charges() -> list[str]:
 
 CLAIMS: dict[str, Callable[[], list[str]]] = {
     "README.md": readme,
+    "docs/index.md": home,
+    "docs/benchmarks.md": benchmarks,
+    "docs/ase.md": ase,
+    "docs/openmm.md": openmm,
+    "docs/batches.md": batches,
+    "docs/limits.md": limits,
     "docs/structure-prediction.md": structure_prediction,
     "docs/lammps.md": lammps,
     "docs/docking.md": docking,
     "docs/convolutions.md": convolutions,
     "docs/genomic-models.md": genomic_models,
     "docs/alignment.md": alignment,
-    "docs/mlmm.md": list,
     "docs/charges.md": charges,
 }
-"""Claims by page."""
+"""Claims by page. Other pages have none."""
 
 OTHERS: dict[str, dict[str, str]] = {
+    "docs/benchmarks.md": {
+        "its PyTorch operations need more than 139 GB": "the memory of a GPU",
+        "distances that differ by 0.5 %": "the meaning of an error",
+    },
+    "docs/ase.md": {
+        "the energy is 0.3 % smaller than with": "tests of dispersion",
+        "the stress 0.2 %": "tests of dispersion",
+    },
+    "docs/batches.md": {"`explain` counts 6 s": "a constant of the package"},
+    "docs/command-line.md": {
+        "by more than 15 % at once": "a limit",
+        "up to 1.3 times that sum": "a limit",
+        "its target plus 10,000 K. Atoms may come as close as 0.3 times": "a limit",
+    },
+    "docs/how-it-works.md": {"They are 96 % of the work": "a count of operations"},
+    "docs/limits.md": {
+        "3 GB for 10,000 atoms": "a size of arrays",
+        "volumes vary by 5 % too much": "a simulation of springs",
+        "is up to 5 % too small": "a simulation of springs",
+    },
+    "docs/many.md": {
+        "one for each 16 MB": "a constant of the package",
+        "or 8 GB of the GPU's memory": "a constant of the package",
+    },
+    "docs/training.md": {"about 5 kB per molecule": "a size of arrays"},
     "docs/structure-prediction.md": {
         "640 MB of 80 GB": "a part of the memory of a GPU",
         "take 6 GB in float32 with 2,000 tokens": "a size of tensors",

@@ -1,4 +1,4 @@
-"""The site: its navigation, tables, figures and links, and numbers in the README and on pages."""
+"""The site: its navigation, tables, figures and links, and tables and errors in the README."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from benchmarks.lab import selection
-from benchmarks.lab.schema import read_rows
 from mlff_triton.checkpoints.facts import FACTS
+from tests.docs.measurements import measured
 from tests.docs.pages import DOCS, README, ROOT, name_of, pages
 from tools import docs_benchmarks, docs_models
 
@@ -96,54 +96,15 @@ def test_simulations_in_the_readme_are_measured():
         assert ratio == (f"{best.ms_p50 / case['command'].ms_p50:.1f}x" if best else "")
 
 
-def test_other_numbers_are_measured():
+def test_errors_in_the_readme_are_measured():
     text = words(README)
-    step = measured("step")
-    ratios = [
-        selection.best_peer(case).ms_p50 / case["engine"].ms_p50
-        for case in step.values()
-        if selection.best_peer(case)
-    ]
-    for page in ("benchmarks", "index"):
-        assert f"is {min(ratios):.1f} to {max(ratios):.1f} times" in words(DOCS / f"{page}.md")
     simulations = {
         name: case for name, case in measured("md").items() if not name.startswith("charged")
     }
-    seconds = simulations["1000000"]["command"].ms_p50 / 1e3
-    assert f"take {seconds:.3f} s per step" in words(DOCS / "benchmarks.md")
-    boxes = worst([step, measured("shipped"), simulations])
+    boxes = worst([measured("step"), measured("shipped"), simulations])
     molecules = worst([measured("md17"), measured("md22")])
     assert f"at most {boxes:.1e} of".replace("e-0", "e-") in text
     assert f"at most {molecules:.1e} in".replace("e-0", "e-") in text
-
-
-def test_numbers_of_charged_models_and_training_are_measured():
-    text = words(DOCS / "benchmarks.md")
-    charged = measured("charged").values()
-    times = [f"{case['engine'].ms_p50:.3g} ms" for case in charged]
-    ratios = [selection.best_peer(case).ms_p50 / case["engine"].ms_p50 for case in charged]
-    first, second, third, last = (f"{ratio:.1f}" for ratio in ratios)
-    assert all(time in text for time in times)
-    assert f"takes {first}, {second}, {third} and {last} times as long" in text
-    steps = measured("training").values()
-    eager, captured = (
-        [case[warp].ms_p50 / case["ours-captured"].ms_p50 for case in steps]
-        for warp in ("warp", "warp-captured")
-    )
-    assert f"trains {min(eager):.1f} to {max(eager):.1f} times as fast" in text
-    assert f"and {min(captured):.1f} to {max(captured):.1f} times as fast as these" in text
-
-
-def test_predictions_are_measured():
-    text = words(DOCS / "benchmarks.md")
-    models = measured("models")
-    cases = [models[f"{package}-forward-1024"] for package in ("boltz2", "openfold3", "protenix")]
-    ours = [case[selection.AUTOCAST].ms_p50 / 1e3 for case in cases]
-    ratios = [case[selection.KERNELS].ms_p50 / 1e3 / x for case, x in zip(cases, ours, strict=True)]
-    first, second, third = (f"{seconds:.3g}" for seconds in ours)
-    assert f"take {first}, {second} and {third} s" in text
-    first, second, third = (f"{ratio:.1f}" for ratio in ratios)
-    assert f"these take {first}, {second} and {third} times as long" in text
 
 
 BIOLOGY = {  # rows of the README's table: case, best other way and ours
@@ -207,10 +168,6 @@ def words(page: Path) -> str:
 
 def brief(ms: float) -> str:
     return f"{float(f'{ms:.3g}'):,g}"
-
-
-def measured(bench: str) -> selection.Times:
-    return selection.passed(read_rows(docs_benchmarks.RESULTS / f"{bench}.csv"))
 
 
 def fastest(case: dict, names: Sequence[str]) -> str:
