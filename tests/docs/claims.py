@@ -32,6 +32,7 @@ def readme() -> list[str]:
     peers = [selection.best_torchmd_net(on_two_threads(cpu[size])) for size in sizes]
     over_peers = span(peer.ratio for peer in peers if isinstance(peer, PairedRow))
     return [
+        slower_multiplication(),
         f"take {one} ms per step on one H200, {two} on two and {four} on four",
         f"{first} ns/day for 21 atoms, {second} for 166 and {third} for 1,029",
         f"{over_peers} times as fast as the fastest mode of TorchMD-NET on these cores",
