@@ -1,7 +1,8 @@
-"""Rules about who imports whom: import-linter finds a fault planted in every layer."""
+"""Rules of the code: import-linter finds faults planted in every layer, and functions are short."""
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
@@ -126,3 +127,40 @@ def test_the_map_of_the_code_is_complete():
     found |= {f"kernels.{path.parent.name}" for path in package.glob("kernels/*/__init__.py")}
     found |= {path.stem for path in package.glob("[!_]*.py")}
     assert sorted(names) == sorted(found)
+
+
+LONGEST, N_LONGER = 100, 3
+
+
+def long_functions(source: str) -> list[str]:
+    """Return functions of more than `LONGEST` lines, from the first decorator to the last line."""
+    functions = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    return [
+        each.name
+        for each in functions
+        if (each.end_lineno or 0) - min(part.lineno for part in (each, *each.decorator_list))
+        >= LONGEST
+    ]
+
+
+@pytest.mark.parametrize("begin", ["def f():\n", "@once\ndef f():\n", "async def f(\n    x,\n):\n"])
+def test_long_functions_are_found(begin):
+    others = LONGEST - begin.count("\n")
+    assert long_functions(begin + others * "    x = 1\n") == []
+    assert long_functions(begin + (others + 1) * "    x = 1\n") == ["f"]
+
+
+def test_few_functions_are_long():
+    paths = [
+        path
+        for name in ("mlff_triton", "benchmarks", "tools")
+        for path in (ROOT / name).rglob("*.py")
+    ]
+    found = [
+        (path.name, name) for path in paths for name in long_functions(path.read_text("utf-8"))
+    ]
+    assert len(found) <= N_LONGER, found

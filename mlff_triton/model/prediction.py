@@ -316,6 +316,34 @@ def predict(
     torch.Size([3, 3])
     """
     with own_settings(keep_determinism=True), torch.enable_grad():
+        systems = _Systems.of(model, numbers, positions, graph, cell, batch, charge, n_systems)
+        return _differentiate(model, systems, slab, field, create_graph=create_graph)
+
+
+class _Systems(NamedTuple):
+    """Atoms that `predict` computes, with its names; `charge` and `batch` are always known."""
+
+    numbers: Tensor
+    positions: Tensor
+    graph: Graph
+    cell: Tensor | None
+    batch: Tensor
+    charge: Tensor
+    n_systems: int
+
+    @classmethod
+    def of(
+        cls,
+        model: TensorNet | Ensemble,
+        numbers: Tensor,
+        positions: Tensor,
+        graph: Graph,
+        cell: Tensor | None,
+        batch: Tensor | None,
+        charge: Tensor | None,
+        n_systems: int | None,
+    ) -> _Systems:
+        """Return arguments of `predict` with its defaults, checked against the model."""
         numbers, positions, graph = normal(numbers), normal(positions), graph.map(normal)
         batch = torch.zeros_like(numbers) if batch is None else normal(batch)
         if n_systems is None:
@@ -325,45 +353,73 @@ def predict(
         elif not is_capturing(charge):
             check_neutral(model.uses_charge, charge)
         cell = None if cell is None else normal(cell)
-        edges = graph.vectors(positions, cell, batch)
-        follows_edges = create_graph and edges.requires_grad
-        vectors = edges.to(model.dtype) if follows_edges else _leaf(edges, model.dtype)
-        frame = _frame(model, positions, cell, slab, follows=follows_edges)
-        atom_energies, charges, uncertainty = model.atom_results(
-            numbers, vectors, graph, normal(charge)[batch], batch, frame
-        )
-        total = atom_energies.sum()
-        if field is not None:
-            assert charges is not None
-            sums = field(charges.detach())
-            total = total + (charges.double() * sums.potential).sum()
-            atom_energies = atom_energies + sums.energies
-        by = [vectors] if frame is None else [vectors, frame.positions, frame.cell]
-        gradient, *by_frame = torch.autograd.grad(total, by, create_graph=create_graph)
-        if not follows_edges:
-            vectors = vectors.detach()
-            if frame is not None:
-                frame = Frame(frame.positions.detach(), frame.cell.detach())
-        has_gradient = create_graph and (follows_edges or _is_trained(model))
-        if not has_gradient:
-            atom_energies, gradient = atom_energies.detach(), gradient.detach()
-            by_frame = [each.detach() for each in by_frame]
-            charges = None if charges is None else charges.detach()
-        ends = torch.cat([graph.senders, graph.receivers])
-        forces = gradient.new_zeros(len(numbers), 3)
-        forces = forces.index_add(0, ends, torch.cat([gradient, -gradient]))
-        strain = vectors.double()[:, :, None] * gradient.double()[:, None, :]
-        virial = strain.new_zeros(n_systems, 3, 3).index_add(0, batch[graph.receivers], strain)
+        return cls(numbers, positions, graph, cell, batch, normal(charge), n_systems)
+
+    def sum_of(self, values: Tensor, index: Tensor) -> Tensor:
+        """Add up values [M, ...] of the systems with an index [M]."""
+        return values.new_zeros(self.n_systems, *values.shape[1:]).index_add(0, index, values)
+
+
+def _differentiate(
+    model: TensorNet | Ensemble,
+    systems: _Systems,
+    slab: int | None,
+    field: Potentials | None,
+    *,
+    create_graph: bool,
+) -> Prediction:
+    """Compute energies, and differentiate them by edge vectors, and positions and cells if needed.
+
+    Arguments are those of `predict`.
+    """
+    graph, batch = systems.graph, systems.batch
+    edges = graph.vectors(systems.positions, systems.cell, batch)
+    follows_edges = create_graph and edges.requires_grad
+    vectors = edges.to(model.dtype) if follows_edges else _leaf(edges, model.dtype)
+    frame = _frame(model, systems.positions, systems.cell, slab, follows=follows_edges)
+    atom_energies, charges, uncertainty = model.atom_results(
+        systems.numbers, vectors, graph, systems.charge[batch], batch, frame
+    )
+    total = atom_energies.sum()
+    if field is not None:
+        assert charges is not None
+        sums = field(charges.detach())
+        total = total + (charges.double() * sums.potential).sum()
+        atom_energies = atom_energies + sums.energies
+    by = [vectors] if frame is None else [vectors, frame.positions, frame.cell]
+    gradients = torch.autograd.grad(total, by, create_graph=create_graph)
+    if not follows_edges:
+        vectors = vectors.detach()
         if frame is not None:
-            by_position, by_cell = by_frame
-            forces = forces - by_position.to(forces.dtype)
-            strain = frame.positions[:, :, None] * by_position[:, None, :]
-            virial = virial.index_add(0, batch, strain) + frame.cell.mT @ by_cell
-        counts = strain.new_zeros(n_systems).index_add(0, batch, strain.new_ones(len(batch)))
-        atom_energies = atom_energies + (model.mean / counts)[batch]
-        energy = atom_energies.new_zeros(n_systems).index_add(0, batch, atom_energies)
-        virial = (virial + virial.mT) / 2
-        return Prediction(energy, forces, virial, atom_energies, charges, uncertainty)
+            frame = Frame(frame.positions.detach(), frame.cell.detach())
+    if not (create_graph and (follows_edges or _is_trained(model))):
+        atom_energies = atom_energies.detach()
+        gradients = tuple(each.detach() for each in gradients)
+        charges = None if charges is None else charges.detach()
+    forces, virial = _forces(systems, vectors, frame, gradients)
+    n_atoms = systems.sum_of(virial.new_ones(len(batch)), batch)
+    atom_energies = atom_energies + (model.mean / n_atoms)[batch]
+    energy = systems.sum_of(atom_energies, batch)
+    return Prediction(energy, forces, virial, atom_energies, charges, uncertainty)
+
+
+def _forces(
+    systems: _Systems, vectors: Tensor, frame: Frame | None, gradients: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor]:
+    """Return forces and virials; gradients are by edge vectors, and those of the frame if any."""
+    graph, batch = systems.graph, systems.batch
+    gradient, *by_frame = gradients
+    ends = torch.cat([graph.senders, graph.receivers])
+    forces = gradient.new_zeros(len(batch), 3)
+    forces = forces.index_add(0, ends, torch.cat([gradient, -gradient]))
+    strain = vectors.double()[:, :, None] * gradient.double()[:, None, :]
+    virial = systems.sum_of(strain, batch[graph.receivers])
+    if frame is not None:
+        by_position, by_cell = by_frame
+        forces = forces - by_position.to(forces.dtype)
+        strain = frame.positions[:, :, None] * by_position[:, None, :]
+        virial = virial.index_add(0, batch, strain) + frame.cell.mT @ by_cell
+    return forces, (virial + virial.mT) / 2
 
 
 def _frame(

@@ -32,7 +32,8 @@ from mlff_triton.errors import DispersionWarning, MlffTritonError
 from mlff_triton.jobs.job import WARNINGS, Job, Progress, Workers, run
 from mlff_triton.jobs.tables import OF_ITEMS, concatenated, pack, writer_of
 from mlff_triton.jobs.workers import Done, workers_for
-from mlff_triton.model.prediction import members_of
+from mlff_triton.model.prediction import Ensemble, members_of
+from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.statics.inputs import XYZ, Piece, find_files, tasks_of, total_size, without_output
 from mlff_triton.statics.result_text import Shown, text_of
 from mlff_triton.statics.single_points import plain_charge, plain_info
@@ -126,35 +127,25 @@ def predict_files(
     """
     path = path_of(out)
     files = without_output(find_files(structures), path)
-    is_xyz = path.suffix.lower() in XYZ
-    finish = None if is_xyz else writer_of(path, COUNTS, XYZ)
+    finish = None if path.suffix.lower() in XYZ else writer_of(path, COUNTS, XYZ)
     precision = dtype_name(find_dtype(dtype))
     method = None if dispersion is None else damping_of(dispersion).method
     loaded = load_model(model, coulomb=coulomb)
-    has_record = loaded.known_domain is not None or loaded.uncertainty_limit is not None
-    has = loaded.has_charges, loaded.has_uncertainty
     if method is not None:
         warn_of_dispersion(model, method)
-    options = lasting_name(model), precision, coulomb, method, charge, periodic, is_xyz
-    work = SinglePoints(*options, has_record, *has)
-    weights = [member.weights_hash for member in members_of(loaded)]
-    settings = {
-        "job": "predict",
-        "version": __version__,
-        "weights": "-".join(weights),
-        "dtype": precision,
-        "charge": charge,
-        "periodic": periodic,
-    }
-    if method is not None:
-        settings["dispersion"] = method
-    if coulomb is not None:
-        settings["coulomb"] = coulomb
-    job = Job(lambda: tasks_of(files), work, path, settings, finish=finish)
+    options = lasting_name(model), precision, coulomb, method, charge, periodic, finish is None
+    work = SinglePoints(*options, *_results_of(loaded))
+    job = Job(lambda: tasks_of(files), work, path, work.settings(loaded), finish=finish)
     if workers is None and scheduler is None:
         workers = workers_for(device, total_size(files))
     place = Workers(device, workers, scheduler)
     return run(job, place, overwrite=overwrite, show=show, stop=stop)
+
+
+def _results_of(model: TensorNet | Ensemble) -> tuple[bool, bool, bool]:
+    """Return True for each of a record of known structures, charges and uncertainties it has."""
+    has_record = model.known_domain is not None or model.uncertainty_limit is not None
+    return has_record, model.has_charges, model.has_uncertainty
 
 
 @dataclass
@@ -207,6 +198,19 @@ class SinglePoints:
     has_record: bool
     has_charges: bool
     has_uncertainty: bool
+
+    def settings(self, model: TensorNet | Ensemble) -> dict[str, str | int | None]:
+        """Return what results depend on, which an equal call has in common."""
+        settings = {
+            "job": "predict",
+            "version": __version__,
+            "weights": "-".join(member.weights_hash for member in members_of(model)),
+            "dtype": self.dtype,
+            "charge": self.charge,
+            "periodic": self.periodic,
+        }
+        optional = {"dispersion": self.dispersion, "coulomb": self.coulomb}
+        return settings | {key: value for key, value in optional.items() if value is not None}
 
     def start(self, device: str) -> Callable[[list[Piece]], Done]:
         """Load the model, and return the function that computes pieces of the input."""

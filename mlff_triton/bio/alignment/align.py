@@ -52,32 +52,25 @@ def align(
     """Align pairs of DNA or protein sequences exactly, with affine gap penalties.
 
     Scores follow parasail and EMBOSS: a gap of length k costs ``gap_open + (k - 1) gap_extend``.
-    Biopython's ``PairwiseAligner`` takes the same two numbers with a minus sign. The penalties that
-    BLAST calls 11 and 1 are 12 and 1 here, because BLAST adds both for the first position of a gap.
-    Upper and lower case are equivalent. Control characters in names become escape sequences.
+    Biopython's ``PairwiseAligner`` takes the same two numbers with a minus sign. BLAST's 11 and 1
+    are 12 and 1 here, as it adds both for the first position of a gap. Case does not matter.
 
     Parameters
     ----------
     queries, targets : path, iterable of sequences, or (tensor, lengths)
-        Sequences in one of these forms:
-
-        - the path of a FASTA or FASTQ file, gzipped or not;
-        - an iterable of str, bytes, or Biopython's Seq or SeqRecord;
-        - a dict from names to sequences;
-        - codes, an integer tensor [n, L], with lengths [n]. A code is a row of the matrix, or an
-          index into ACGTN without one.
+        Path of a FASTA or FASTQ file, gzipped or not; an iterable of str, bytes, or Biopython's Seq
+        or SeqRecord; a dict from names to sequences; or codes, an integer tensor [n, L], with
+        lengths [n]. A code is a row of the matrix, or an index into ACGTN without one.
     mode : {"global", "local", "semiglobal"} or collection of str
         "global" aligns both sequences from end to end (parasail's ``nw``), "local" finds the
-        best-scoring parts (``sw``), and "semiglobal" leaves all ends of both sequences free of gap
-        penalties (``sg``). To free some ends only, name them: "query_begin", "query_end",
-        "target_begin", "target_end". For example, ``mode=("target_begin", "target_end")`` finds the
-        whole query within its target. As in parasail, at least one residue or base of each sequence
+        best-scoring parts (``sw``), and "semiglobal" frees all ends of gap penalties (``sg``). To
+        free some, name them: "query_begin", "query_end", "target_begin", "target_end"; the last two
+        find the whole query within its target. As in parasail, a residue or base of each sequence
         precedes the free ends, so sequences without anything in common score less than zero.
     matrix : str or [A, A] array, optional
         Symmetric substitution matrix of integers: a name known to Biopython, such as "BLOSUM62" or
         "NUC.4.4"; one of Biopython's arrays; a DataFrame with residues or bases as columns; or an
-        array for ACGT, for ACGTN, for the 20 amino acids ARNDCQEGHILKMFPSTWYV, or for these and
-        BZX*.
+        array for ACGT, ACGTN, the 20 amino acids ARNDCQEGHILKMFPSTWYV, or these and BZX*.
     match, mismatch : int
         Scores of equal and different bases, used without a matrix. N matches nothing, not even N.
     gap_open, gap_extend : int, optional
@@ -87,39 +80,32 @@ def align(
         "zip" pairs the k-th query with the k-th target. "all" pairs every query with every target,
         such that pair ``k * len(targets) + l`` is query k with target l.
     traceback : bool
-        If True, compute alignments as well as scores. Ties between equally good alignments are
-        broken in a fixed order, described in
+        If True, compute alignments as well as scores. Ties are broken in the fixed order of
         `mlff_triton.kernels.alignment.reference.alignment.alignment`.
     band : int, optional
-        Use only alignments in which the positions in query and target never differ by more than
-        this.
+        Largest difference between positions in query and target that an alignment may have.
     unknown : str, optional
-        Residue or base whose scores symbols have that are missing from the matrix, such as "X" or
-        "N". They remain what they are: different ones are a mismatch. By default, such symbols
-        raise an error. Without a matrix of proteins, U is read as T, and proteins are refused in
-        any case.
+        Residue or base, such as "X" or "N", that gives its scores to symbols missing from the
+        matrix. They remain what they are: different ones are a mismatch. By default, they raise an
+        error. Without a matrix of proteins, U is read as T, and proteins are always refused.
     device : str or torch.device
-        "auto", "cpu", "cuda", "cuda:1" and so on. "all" distributes the pairs over all GPUs and
-        collects the results on the first.
+        "auto", "cpu", "cuda:1"... "all" divides the pairs among all GPUs; results are on the first.
     backend : {"auto", "triton", "parasail", "torch"}
-        "triton" runs fused kernels on a GPU. "parasail" computes scores on the CPU, and leaves to
-        "torch" what it does not support: tracebacks, bands, three free ends, empty sequences.
-        "torch" is the reference, on any device. All of them return the same results. "auto" takes
-        the first one that is available.
+        "triton" runs fused kernels on a GPU. "parasail" computes scores on the CPU, and leaves
+        tracebacks, bands, three free ends and empty sequences to "torch", the reference on any
+        device. All return the same results. "auto" takes the first one that is available.
 
     Returns
     -------
     Alignments
-        Results of all pairs: ``.score`` is int32 [n]; with a traceback, also CIGAR strings,
-        coordinates, identities and SAM.
+        Scores of all pairs; with a traceback, also CIGAR strings, coordinates, identities and SAM.
 
     Raises
     ------
     InputError
-        If a sequence cannot be read or has a symbol missing from the matrix, if there are no
-        sequences, if "zip" gets unequal numbers of queries and targets, if scores may overflow
-        int32, if a traceback without a kernel needs a table of more than 4 GiB, or if an option is
-        invalid.
+        If a sequence cannot be read or has a symbol missing from the matrix, there are no
+        sequences, "zip" gets unequal numbers of them, scores may overflow int32, a traceback
+        without a kernel needs a table of more than 4 GiB, or an option is invalid.
     BackendError
         If the backend or device is unavailable.
 
@@ -127,44 +113,24 @@ def align(
     ----------
     S. Needleman and C. Wunsch, https://doi.org/10.1016/0022-2836(70)90057-4; T. Smith and M.
     Waterman, https://doi.org/10.1016/0022-2836(81)90087-5; O. Gotoh,
-    https://doi.org/10.1016/0022-2836(82)90398-9; J. Daily (parasail),
-    https://doi.org/10.1186/s12859-016-0930-z.
+    https://doi.org/10.1016/0022-2836(82)90398-9; parasail, https://doi.org/10.1186/s12859-016-0930-z.
 
     Examples
     --------
     >>> found = align(["ACGTTA"], ["ACTTA"], traceback=True, device="cpu")
     >>> found.score.tolist(), found.cigar
     ([5], ['2=1I3='])
-    >>> print(found)
-    0 / 0: score 5, identity 5/6
-    <BLANKLINE>
-    0 1 ACGTTA 6
-        ||-|||
-    0 1 AC-TTA 5
     """
     free = _free(mode)
-    if pairs not in ("zip", "all"):
-        raise InputError(f"pairs={pairs!r} is unknown: use 'zip' or 'all'")
+    _check_pairs(pairs)
     scoring = Scoring.of(matrix, match, mismatch, gap_open, gap_extend)
     devices = find_devices(device, backend)
     backend = choose_backend(backend, devices[0])
     encoder = devices[0] if devices[0].type == "cuda" else None
     alphabet = Alphabet(scoring.letters, unknown, device=encoder)
-    read_queries = alphabet.read(queries, "query")
-    read_targets = read_queries if targets is queries else alphabet.read(targets, "target")
-    if pairs == "zip":
-        _check_partners(read_queries, read_targets)
-    band = _checked_band(read_queries, read_targets, pairs, band, free)
-    _check_range(read_queries, read_targets, scoring)
-    task = Task(scoring.matrix, scoring.gaps, free, band, traceback)
-    shares = _shares(read_queries, read_targets, pairs, len(devices))
-    work = _Work(read_queries, read_targets, pairs, alphabet, backend, task)
-    if len(shares) == 1:
-        parts = [work.of(shares[0], devices[0])]
-    else:
-        with ThreadPoolExecutor(len(shares)) as pool:  # one thread waits for each device
-            parts = list(pool.map(work.of, shares, devices))
-    return Alignments(_gathered(parts), read_queries, read_targets, pairs, alphabet)
+    sequences = _read(queries, targets, pairs, alphabet)
+    task = _task(*sequences, pairs, scoring, free, band, traceback)
+    return _Work(*sequences, pairs, alphabet, backend, task).on(devices)
 
 
 @dataclass(frozen=True)
@@ -177,6 +143,16 @@ class _Work:
     alphabet: Alphabet
     backend: str
     task: Task
+
+    def on(self, devices: list[torch.device]) -> Alignments:
+        """Divide all pairs among devices and align them; results are on the first."""
+        shares = _shares(self.queries, self.targets, self.pairs, len(devices))
+        if len(shares) == 1:
+            aligned = self.of(shares[0], devices[0])
+        else:
+            with ThreadPoolExecutor(len(shares)) as pool:  # one thread waits for each device
+                aligned = _gathered(list(pool.map(self.of, shares, devices)))
+        return Alignments(aligned, self.queries, self.targets, self.pairs, self.alphabet)
 
     def of(self, share: tuple[int, int], device: torch.device) -> Aligned:
         """Align the pairs ``share[0] : share[1]`` on a device."""
@@ -205,6 +181,22 @@ def _free(mode: str | Collection[str]) -> Free:
     return Free(**dict.fromkeys(ends, True))
 
 
+def _check_pairs(pairs: str) -> None:
+    if pairs not in ("zip", "all"):
+        raise InputError(f"pairs={pairs!r} is unknown: use 'zip' or 'all'")
+
+
+def _read(
+    queries: Any, targets: Any, pairs: str, alphabet: Alphabet
+) -> tuple[Sequences, Sequences]:
+    """Read queries and targets, once if they are the same object; check that they fit together."""
+    read_queries = alphabet.read(queries, "query")
+    read_targets = read_queries if targets is queries else alphabet.read(targets, "target")
+    if pairs == "zip":
+        _check_partners(read_queries, read_targets)
+    return read_queries, read_targets
+
+
 def _check_partners(queries: Sequences, targets: Sequences) -> None:
     """Raise unless every query has a target."""
     n, others = len(queries.names), len(targets.names)
@@ -216,6 +208,21 @@ def _check_partners(queries: Sequences, targets: Sequences) -> None:
             f"{shortened(name)} has no partner. Use pairs='all' to align every query with every "
             "target"
         )
+
+
+def _task(
+    queries: Sequences,
+    targets: Sequences,
+    pairs: str,
+    scoring: Scoring,
+    free: Free,
+    band: int | None,
+    traceback: bool,
+) -> Task:
+    """Return what to compute; raise if a pair does not fit into the band or scores into int32."""
+    band = _checked_band(queries, targets, pairs, band, free)
+    _check_range(queries, targets, scoring)
+    return Task(scoring.matrix, scoring.gaps, free, band, traceback)
 
 
 def _checked_band(
@@ -315,8 +322,6 @@ def _joined(
 
 def _gathered(parts: list[Aligned]) -> Aligned:
     """Concatenate the alignments of all shares, on the device of the first."""
-    if len(parts) == 1:
-        return parts[0]
     parts = [moved(part, parts[0].score.device) for part in parts]
     score = torch.cat([part.score for part in parts])
     runs = [part.runs for part in parts if part.runs]

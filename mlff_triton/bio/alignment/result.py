@@ -63,8 +63,9 @@ class Alignments:
     """Alignments of n pairs, as returned by `mlff_triton.bio.align`.
 
     Indexing and iterating give `Alignment` objects, and ``len`` gives n. With ``pairs="all"``, the
-    pairs of one query follow one another. Properties and methods that need a traceback raise an
-    `InputError` if the alignments were computed without one.
+    pairs of one query follow one another. Control characters in names become escape sequences.
+    Properties and methods that need a traceback raise an `InputError` if the alignments were
+    computed without one.
 
     Parameters
     ----------
@@ -84,6 +85,18 @@ class Alignments:
     ([5, -1], ['2=1I3=', '2=1D'], ['2M1I3M', '2M1D'])
     >>> found[1].target_begin, found[1].target_end
     (0, 3)
+    >>> print(found)
+    0 / 0: score 5, identity 5/6
+    <BLANKLINE>
+    0 1 ACGTTA 6
+        ||-|||
+    0 1 AC-TTA 5
+    <BLANKLINE>
+    1 / 1: score -1, identity 2/3
+    <BLANKLINE>
+    1 1 GG- 2
+        ||-
+    1 1 GGC 3
     """
 
     def __init__(

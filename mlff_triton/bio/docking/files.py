@@ -113,45 +113,38 @@ def dock_files(
     --------
     >>> dock_files("receptor.pdb", "ligands.sdf", "poses.sdf", model="workdir/v1.1")
     """
+    _check_numbers(samples, batch, steps, seed)
+    target, source = _existing(receptor), _existing(ligands)
+    folder = find_code(None if code is None else path_of(code))
+    models = find_models(path_of(model), None if confidence is None else path_of(confidence))
+    chosen = _configuration(configuration, folder)
+    check_installed()
+    work = Docking(target.absolute(), folder, *models, chosen, samples, steps, seed)
+    job = Job(lambda: tasks_of(source, batch), work, path_of(out), work.settings(batch))
+    place = Workers(device, workers, scheduler)
+    return run(job, place, overwrite=overwrite, show=show, stop=stop)
+
+
+def _check_numbers(samples: int, batch: int, steps: int | None, seed: int) -> None:
     if samples < 1 or batch < 1 or (steps is not None and steps < 1):
         raise InputError("samples, steps and batch must be at least 1")
     if not 0 <= seed < 2**63:
         raise InputError(f"seed={seed} is not valid: use 0 to {2**63 - 1}")
-    target, source = path_of(receptor), path_of(ligands)
-    for path in (target, source):
-        if not path.is_file():
-            raise InputError(f"there is no file {path}")
-    folder = find_code(None if code is None else path_of(code))
-    scores, judge = find_models(path_of(model), None if confidence is None else path_of(confidence))
-    own = folder / CONFIGURATION
-    chosen = own if own.is_file() else None
-    if configuration is not None:
-        chosen = path_of(configuration)
-    check_installed()
-    work = Docking(
-        target.absolute(),
-        folder,
-        scores,
-        judge,
-        None if chosen is None else chosen.absolute(),
-        samples,
-        steps,
-        seed,
-    )
-    settings: dict[str, str | int | float | bool | None] = {
-        "job": "dock",
-        "version": __version__,
-        "receptor contents": zlib.crc32(target.read_bytes()),
-        "model files": fingerprint(scores),
-        "confidence files": None if judge is None else fingerprint(judge),
-        "batch": batch,
-    }
-    for field in fields(work):
-        value = getattr(work, field.name)
-        settings[field.name] = str(value) if isinstance(value, Path) else value
-    job = Job(lambda: tasks_of(source, batch), work, path_of(out), settings)
-    place = Workers(device, workers, scheduler)
-    return run(job, place, overwrite=overwrite, show=show, stop=stop)
+
+
+def _existing(file: str | Path) -> Path:
+    path = path_of(file)
+    if not path.is_file():
+        raise InputError(f"there is no file {path}")
+    return path
+
+
+def _configuration(given: str | Path | None, code: Path) -> Path | None:
+    """Return the file of the settings of docking: the given one, or that of the code, if any."""
+    if given is not None:
+        return path_of(given).absolute()
+    own = code / CONFIGURATION
+    return own.absolute() if own.is_file() else None
 
 
 @dataclass(frozen=True)
@@ -166,6 +159,19 @@ class Docking:
     samples: int
     steps: int | None
     seed: int
+
+    def settings(self, batch: int) -> dict[str, str | int | float | bool | None]:
+        """Return what results depend on, which an equal call has in common."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {
+            "job": "dock",
+            "version": __version__,
+            "receptor contents": zlib.crc32(self.receptor.read_bytes()),
+            "model files": fingerprint(self.model),
+            "confidence files": None if self.confidence is None else fingerprint(self.confidence),
+            "batch": batch,
+            **{key: str(value) if isinstance(value, Path) else value for key, value in own.items()},
+        }
 
     def start(self, device: str) -> Callable[[list[Record]], Done]:
         """Load what docking needs, and return the function that docks the ligands of records."""

@@ -98,8 +98,7 @@ def couple(
     device : str
         For "auto" and "cuda", ranks of a machine take its GPUs in turn.
     dtype, backend
-        Same as for `mlff_triton.Engine`, but "auto" is never "exact", which computes all ghosts in
-        full.
+        Same as for `mlff_triton.Engine`, but "auto" is never "exact" if that computes all ghosts.
     skin : float
         Å. LAMMPS exchanges atoms and ghosts when an atom has moved by half of it. This calls
         ``neighbor`` and ``comm_modify cutoff``, which must not be changed afterwards.
@@ -112,15 +111,13 @@ def couple(
     Notes
     -----
     The model's energies are part of ``pe`` and ``compute pe/atom``, and its virials of the pressure
-    and ``compute stress/atom``. An error during a run ends all processes with one line, if there
-    are several. In a single process, the method that runs LAMMPS raises it: ``lmp.command``,
-    ``commands_list``, ``commands_string`` or ``file``.
+    and ``compute stress/atom``. An error during a run ends all processes with one line; if there is
+    only one, the method that runs LAMMPS raises it, such as ``lmp.command`` or ``lmp.file``.
 
     Raises
     ------
     InputError
-        If units, elements or options do not fit, or differ among ranks. Errors are raised on all
-        ranks.
+        If units, elements or options do not fit, or differ among ranks. All ranks raise errors.
     UnknownElementError
         If the model was not made for an element.
     BackendError
@@ -160,14 +157,35 @@ def couple(
         numbers = find_numbers(lmp, elements)
         if not skin > 0:
             raise InputError(f"skin={skin!r} must be a positive length in Å")
-        engine = Engine(model, chosen, dtype, backend)
-        if backend == "auto" and not is_best(engine, comm.size):
-            engine = Engine(model, chosen, dtype, "torch")
+        engine = _best_engine(model, chosen, dtype, backend, comm.size)
     with agreed(comm):
         transport = choose_transport(comm, engine.device)
     with agreed(comm):
         coupling = Coupling(lmp, comm, engine, numbers, charge, skin, transport)
-    settings = {
+    check_same(comm, _settings(engine, elements, charge, skin))
+    coupling.attach()
+    return coupling
+
+
+def _best_engine(
+    model: str | Path | TensorNet | Ensemble,
+    device: str,
+    dtype: str | torch.dtype,
+    backend: str,
+    n_ranks: int,
+) -> Engine:
+    """Return an engine, which is not the exact module for "auto" if that computes all ghosts."""
+    engine = Engine(model, device, dtype, backend)
+    if backend == "auto" and not is_best(engine, n_ranks):
+        return Engine(model, device, dtype, "torch")
+    return engine
+
+
+def _settings(
+    engine: Engine, elements: Sequence[str], charge: int, skin: float
+) -> dict[str, object]:
+    """Return what must be the same on all ranks."""
+    return {
         "version of mlff_triton": __version__,
         "model": engine.weights,
         "elements": elements,
@@ -176,9 +194,6 @@ def couple(
         "backend": engine.backend,
         "skin": skin,
     }
-    check_same(comm, settings)
-    coupling.attach()
-    return coupling
 
 
 def is_best(engine: Engine, n_ranks: int) -> bool:

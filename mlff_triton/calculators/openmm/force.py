@@ -73,8 +73,7 @@ def create_openmm_force(
     force_group : int
         Group of the force, 0 to 31, for multiple time steps and for energies by group.
     remove_references : bool
-        If True, subtract the model's reference energies of the elements and its mean. They are
-        constant, and without them the energy keeps more digits in single precision.
+        Subtract the constant reference energies and mean, to keep more digits in single precision.
 
     Returns
     -------

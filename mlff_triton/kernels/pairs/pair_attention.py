@@ -228,9 +228,8 @@ def _pair_attention_fwd_kernel(
     Reads q of this shape, k and v [B, R, H, T, DIM] and bias [B H, S, T], for which see `describe`;
     mask [B, R, T] and the range of keys [B, R, 2] of `_key_range_kernel`, or None. If their units
     [B, R, H, T] are not None, k and v are halves [2 B, R, H, T, DIM], the low ones last. Grid:
-    (blocks of M queries, H, R and B, from the innermost to the outermost,), with R before all
-    others if ROWS_FIRST. If FREE, which weights in bfloat16 may be, nothing is subtracted from
-    scores at first.
+    blocks of M queries, H, R and B, the innermost first; if ROWS_FIRST, R is the innermost. If
+    FREE, which weights in bfloat16 may be, nothing is subtracted from scores at first.
     """
     batches, rows, heads, tokens, length = shape
     HALVES: tl.constexpr = k_unit_ptr is not None
