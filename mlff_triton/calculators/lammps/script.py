@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlff_triton.calculators.lammps.coupling import SKIN, Coupling, couple
+from mlff_triton.calculators.lammps.coupling import Coupling
 from mlff_triton.calculators.lammps.guard import NAME as GROUP
 from mlff_triton.calculators.lammps.ranks import (
     INSTALL,
@@ -20,6 +20,7 @@ from mlff_triton.calculators.lammps.ranks import (
     one_line,
 )
 from mlff_triton.calculators.lammps.script_command import ScriptCommand
+from mlff_triton.calculators.lammps.start import SKIN, couple
 from mlff_triton.errors import (
     BackendError,
     InputError,

@@ -529,7 +529,7 @@ def test_ctrl_c_stops_a_run() -> None:
 
 
 def test_ghosts_are_not_computed_in_full_by_default() -> None:
-    from mlff_triton.calculators.lammps.coupling import is_best
+    from mlff_triton.calculators.lammps.start import is_best
 
     assert coupled(start(ATOMS)).engine.backend == "cpu"
     for backend in ("cpu", "torch", "exact"):
