@@ -7,7 +7,6 @@ import math
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +28,8 @@ from mlff_triton.engine.fork_lock import ForkLock
 from mlff_triton.engine.host_steps import ExactSteps, SequenceSteps
 from mlff_triton.engine.motion import Dynamics
 from mlff_triton.engine.parameters import Parameters
-from mlff_triton.engine.steps import CANNOT_PREPARE, ResidentStep, Steps, TensorBatch, Units
+from mlff_triton.engine.resident_system import ResidentSystem
+from mlff_triton.engine.steps import CANNOT_PREPARE, Steps, TensorBatch, Units
 from mlff_triton.engine.system_part import SystemPart
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.kernels.common.compilers import start_early
@@ -602,72 +602,3 @@ class Engine:
 def is_shipped(model: str) -> bool:
     """Return True for the name of a model that is included in the package."""
     return model == "default" or model in shipped_models()
-
-
-@dataclass(frozen=True)
-class ResidentSystem:
-    """A system whose positions and forces stay on the engine's device; see `Engine.resident`.
-
-    Attributes
-    ----------
-    n_atoms : int
-        Number of atoms N.
-    members : list of ResidentStep
-        Step of each model.
-    call : callable
-        Returns the context of a call of the engine.
-
-    Examples
-    --------
-    >>> system = Engine("default", device="cpu").resident([8, 1, 1])
-    >>> positions = torch.tensor([[0, 0, 0.1], [0, 0.8, -0.5], [0, -0.8, -0.5]])
-    >>> energy, forces = system.step(positions)
-    >>> forces.shape
-    torch.Size([3, 3])
-    """
-
-    n_atoms: int
-    members: list[ResidentStep]
-    call: Callable[[], AbstractContextManager[None]]
-
-    def step(self, positions: Tensor, cell: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Compute energy and forces for the current positions, in the system's units.
-
-        Any thread may call.
-
-        Parameters
-        ----------
-        positions : [N, 3]
-            Of any floating-point dtype. They are copied if they are not on the engine's device.
-        cell : [3, 3], optional
-            Lattice vectors (rows), in the same way; those of the last step by default.
-
-        Returns
-        -------
-        energy : float64 []
-            On the CPU; the step waits for it.
-        forces : [N, 3]
-            On the engine's device, of the positions' dtype; a new tensor.
-
-        Raises
-        ------
-        InputError
-            If a shape is wrong, a value is not finite, or the cell is singular or too small.
-        OverlappingAtomsError
-            If two atoms coincide.
-        BackendError
-            If the GPU has too little memory. The message says how much is needed.
-        """
-        if positions.shape != (self.n_atoms, 3):
-            raise InputError(
-                f"{self.n_atoms} atoms need positions [{self.n_atoms}, 3], not "
-                f"{list(positions.shape)}"
-            )
-        if cell is not None and cell.shape != (3, 3):
-            raise InputError(f"the cell must have shape [3, 3], not {list(cell.shape)}")
-        with self.call():
-            results = [member(positions, cell) for member in self.members]
-            if len(results) == 1:
-                return results[0]
-            energies, forces = zip(*results, strict=True)
-            return torch.stack(energies).mean(0), torch.stack(forces).mean(0)

@@ -11,7 +11,8 @@ import torch
 from ase import Atoms
 from torch import Tensor
 
-from mlff_triton.engine.engine import Engine, ResidentSystem
+from mlff_triton.engine.engine import Engine
+from mlff_triton.engine.resident_system import ResidentSystem
 from mlff_triton.errors import InputError, OverlappingAtomsError, UnknownElementError
 from mlff_triton.model.prediction import Ensemble
 from mlff_triton.testing import random_cluster, random_crystal, water_box
