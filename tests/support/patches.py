@@ -21,14 +21,20 @@ CONTAINER_METHODS = {
     *("add", "discard", "reverse", "__setitem__", "__delitem__"),
     *("setLevel", "addHandler", "removeHandler", "addFilter", "removeFilter"),
 }
-SETTERS = re.compile(
-    r"set_\w+|(enable|disable|use|register|unregister)(_\w+)?|manual_seed\w*|seed|reload"
-    r"|set(locale|rlimit|itimer|trace|profile|switchinterval|recursionlimit|defaulttimeout|p?gid"
-    r"|priority|sid)|signal|pthread_sigmask|alarm|chdir|fchdir|umask|(un|p)?utenv|unsetenv|dup2|nice"
-    r"|filterwarnings|simplefilter|resetwarnings|captureWarnings|basicConfig|freeze|init_\w+"
-    r"|redirect_std(out|err)"
+PREFIXES = (
+    *("set_", "enable_", "disable_", "use_", "register_", "unregister_", "init_", "redirect_"),
+    "manual_seed",
 )
-"""Functions of other packages that change a setting of the process."""
+"""Beginnings of names of functions that change a setting of the process."""
+SETTERS = {
+    *("enable", "disable", "use", "register", "unregister", "seed", "reload", "freeze", "nice"),
+    *("setlocale", "setrlimit", "setitimer", "settrace", "setprofile", "setswitchinterval"),
+    *("setrecursionlimit", "setdefaulttimeout", "setpgid", "setgid", "setuid", "setsid"),
+    *("setpriority", "signal", "pthread_sigmask", "alarm", "chdir", "fchdir", "umask", "putenv"),
+    *("unsetenv", "dup2", "filterwarnings", "simplefilter", "resetwarnings", "captureWarnings"),
+    "basicConfig",
+}
+"""Other functions that do."""
 OTHERS = {"enable_grad", "set_grad_enabled", "set_calc_and_arrays"}
 """Functions with such names that change only a thread or an argument."""
 OWN = "mlff_triton"
@@ -92,6 +98,7 @@ class _Finder(ast.NodeVisitor):
         self._own: set[str] = set()  # names that come from this package
 
     def _is_shared(self, node: ast.AST) -> bool:
+        """Return True for an expression whose value exists once per process."""
         match node:
             case ast.Name(id=name):
                 return name in self._shared
@@ -115,6 +122,7 @@ class _Finder(ast.NodeVisitor):
         return False
 
     def _holds_shared(self, node: ast.AST) -> bool:
+        """Return True for a collection with such values, which may be changed itself."""
         match node:
             case ast.Name(id=name):
                 return name in self._holders
@@ -272,8 +280,8 @@ class _Finder(ast.NodeVisitor):
             return False
         if isinstance(call.func, ast.Attribute) and name in CONTAINER_METHODS:
             return ast.unparse(owner) not in self._modules  # which have functions of these names
-        is_setter = SETTERS.fullmatch(name) and name not in OTHERS
-        return bool(is_setter) and text.partition(".")[0] not in self._own
+        is_setter = name in SETTERS or name.startswith(PREFIXES)
+        return is_setter and name not in OTHERS and text.partition(".")[0] not in self._own
 
 
 def _parameters(arguments: ast.arguments) -> Iterator[ast.arg]:
