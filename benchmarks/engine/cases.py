@@ -45,17 +45,21 @@ class Case:
 
 
 def _scaled(
-    bench: str, model: str, build: Callable[[int], System], sizes: dict[int, int]
+    bench: str,
+    model: str,
+    build: Callable[[int], System],
+    sizes: dict[int, int],
+    prefix: str = "",
 ) -> list[Case]:
     """Return cases of growing size; ``sizes`` maps numbers of atoms to arguments of ``build``."""
     checkable = {
-        n: Case(bench, str(n), partial(build, size), model)
+        n: Case(bench, f"{prefix}{n}", partial(build, size), model)
         for n, size in sizes.items()
         if n <= TRUTH_ATOMS
     }
     stand_in = checkable[max(checkable)]
     return [
-        checkable.get(n) or Case(bench, str(n), partial(build, size), model, stand_in)
+        checkable.get(n) or Case(bench, f"{prefix}{n}", partial(build, size), model, stand_in)
         for n, size in sizes.items()
     ]
 
@@ -64,6 +68,7 @@ BOXES = {n: n for n in (21, 128, 512, 1024, 4096, 16384, 65536, 1_000_000)}
 WATER = {3 * n: n for n in (7, 64, 343, 1331, 5832, 21952)}  # cubic numbers fill the box
 
 CHARGED = {n: n for n in (21, 1024, 4096, 65536)}
+MESHES = {n: n for n in (4096, 65536)}
 
 CRYSTALS: dict[str, Callable[[], System]] = {
     "Si-64": partial(systems.crystal, "Si", "diamond", 5.43, 2),
@@ -75,6 +80,7 @@ CASES: tuple[Case, ...] = (
     *_scaled("step", "random", systems.random_box, BOXES),
     *_scaled("uncertainty", "uncertain", systems.random_box, CHARGED),  # to compare with "step"
     *_scaled("charged", "charged", systems.random_box, CHARGED),
+    *_scaled("charged", "charged-pme", systems.random_box, MESHES, prefix="pme-"),
     *_scaled("shipped", "shipped", systems.water, WATER),
     *_scaled("default", "default", systems.water, WATER),
     *(Case("matpes", name, build, "matpes", stress=True) for name, build in CRYSTALS.items()),

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.systems.systems import System
+from mlff_triton.model.config import TensorNet2Config
 from mlff_triton.model.prediction import Prediction, predict
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.testing import tolerance
@@ -74,7 +75,8 @@ class Implementation:
     tolerance : float
         Largest relative error of forces that passes.
     needs_self_loops : bool
-        If True, only TorchMD-NET's kind of model is supported, without our nuclear repulsion.
+        If True, only TorchMD-NET's kind of model is supported, without our nuclear repulsion and
+        without particle-mesh Ewald.
     needs_gpu : bool
         If True, only CUDA devices are supported.
     wall : bool
@@ -99,6 +101,9 @@ class Implementation:
         config = model.config
         if self.needs_self_loops and (config.zbl is not None or not config.self_loops):
             return "not a model of TorchMD-NET"
+        has_mesh = isinstance(config, TensorNet2Config) and config.coulomb_method == "pme"
+        if self.needs_self_loops and has_mesh:
+            return "TorchMD-NET has no particle-mesh Ewald"
         if self.needs_gpu and device.type != "cuda":
             return "no GPU"
         return None

@@ -267,7 +267,13 @@ def _compared(times: Times) -> Times:
     return {case: rows for case, rows in predictions(times).items() if KERNELS in rows}
 
 
+def _of_sizes(times: Times) -> Times:
+    """Return the cases that are named after their size alone."""
+    return {case: rows for case, rows in times.items() if case.isdigit()}
+
+
 PARTS: dict[str, tuple[str, Callable[[Times], Times]]] = {
+    "charged": ("charged", _of_sizes),
     "models": ("models", other_models),
     "convolution": ("convolution", largest_of_kind),
     "predictions": ("models", _compared),

@@ -128,7 +128,7 @@ def step_table(folder: Path, bench: str = "step") -> str:
         error = error_cell(ours) + (f" ({error_cell(base)})" if base else "")
         lines.append(
             [
-                case if bench in ("matpes", "batch") else f"{ours.atoms:,}",
+                f"{ours.atoms:,}" if case.isdigit() else case,
                 ms_cell(base),
                 f"{ms_cell(best)} ({best.impl})" if best else "–",
                 f"**{ms_cell(ours)}**",

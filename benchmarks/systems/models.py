@@ -16,6 +16,7 @@ from mlff_triton.model.tensornet2 import TensorNet2
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 COULOMB_CUTOFF = 10.0  # Å
+PME_ERROR = 1e-5  # of Coulomb forces
 MATPES = "matgl-tensornet-matpes-pbe"
 SHIPPED = "tensornet-gfn2"  # the former default; peers take no nuclear repulsion
 DATA_FOLDERS = (CHECKOUT / "shared" / "data", CHECKOUT.parent / "shared" / "data")
@@ -44,6 +45,7 @@ def charged_model(
     *,
     repulsion: bool = False,
     coulomb_cutoff: float | None = COULOMB_CUTOFF,
+    pme_error: float | None = None,
 ) -> TensorNet2:
     """Return random weights in AceFF-2's architecture, with a Coulomb cutoff for boxes.
 
@@ -59,12 +61,15 @@ def charged_model(
         tables are less exact than beyond 0.5 Å.
     coulomb_cutoff : float, optional
         Å; None for molecules in vacuum.
+    pme_error : float, optional
+        Error of particle-mesh Ewald; by default, a reaction field follows the cutoff.
     """
     config = TensorNet2Config(
         elements=tuple(range(100)),
         hidden_channels=channels,
         coulomb_cutoff=coulomb_cutoff,
         repulsion=repulsion,
+        pme_error=pme_error,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -110,6 +115,7 @@ MODELS: dict[str, Callable[[], TensorNet]] = {
     "random": random_model,
     "uncertain": uncertain_model,
     "charged": charged_model,
+    "charged-pme": partial(charged_model, pme_error=PME_ERROR),
     "charged-vacuum": partial(charged_model, coulomb_cutoff=None),
     "repulsive": partial(charged_model, repulsion=True),
     "shipped": shipped_model,

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.engine import cases
 from benchmarks.engine.cases import CASES
-from benchmarks.systems import geometries, systems
+from benchmarks.systems import geometries, models, systems
 from mlff_triton.units import NM
 
 
@@ -48,6 +49,20 @@ def test_large_cases_are_checked_on_small_ones(bench):
         assert int(checked.name) <= cases.TRUTH_ATOMS
         assert (checked is case) == (int(case.name) <= cases.TRUTH_ATOMS)
         assert checked.model == case.model
+
+
+def test_charges_on_a_mesh_are_those_of_the_reaction_field():
+    meshes = [case for case in CASES if case.model == "charged-pme"]
+    fields = {case.name: case for case in CASES if case.bench == "charged"}
+    assert [case.name for case in meshes] == ["pme-4096", "pme-65536"]
+    assert [case.checked.name for case in meshes] == ["pme-4096"] * 2
+    for case in meshes:
+        assert case.build.args == fields[case.name.removeprefix("pme-")].build.args
+    field, mesh = models.charged_model(8), models.MODELS["charged-pme"](8)
+    assert (field.config.coulomb_method, mesh.config.coulomb_method) == ("reaction-field", "pme")
+    assert (mesh.config.pme_error, mesh.cutoff) == (1e-5, field.cutoff)
+    weights = field.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in mesh.state_dict().items())
 
 
 @pytest.mark.parametrize(

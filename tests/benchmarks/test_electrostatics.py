@@ -39,6 +39,29 @@ def test_references_are_held_against_direct_sums(lab, small, capfd):
     assert errors["mesh_ewald"] < 3e-6
 
 
+def test_a_million_charges_are_checked_by_fewer(lab, small, monkeypatch, capfd):
+    cases = electrostatics.CASES | {"large": ("pme_energy", 2 * N_ATOMS)}
+    monkeypatch.setattr(electrostatics, "CASES", cases)
+    monkeypatch.setattr(electrostatics, "STAND_INS", {"large": small[0]})
+    electrostatics.run_electrostatics(lab, ["large"], ["torch"])
+    assert "large torch: skipped, it needs more memory" in capfd.readouterr().err
+    electrostatics.run_one(lab, "large", "torch", "torch")
+    assert not capfd.readouterr().err
+    (found,) = read_rows(lab.results.path("electrostatics"))
+    assert (found.case, found.atoms, found.gate) == ("large", 2 * N_ATOMS, "pass")
+    assert found.error == pytest.approx(electrostatics.error_of(small[0], "torch", CPU), rel=1e-3)
+
+
+def test_each_large_case_has_a_smaller_one_of_its_kind():
+    cases = electrostatics.CASES
+    large = {name for name, (_, n) in cases.items() if n > electrostatics.SIZES[-1]}
+    assert (
+        large == {*electrostatics.STAND_INS} == {"pme_energy-1000000", "pme_energy-order-6-1000000"}
+    )
+    for name, smaller in electrostatics.STAND_INS.items():
+        assert cases[smaller] == (cases[name][0], electrostatics.SIZES[-1])
+
+
 @pytest.mark.gpu
 def test_kernels_pass_the_gate(gpu_lab, small, capfd):
     electrostatics.run_electrostatics(gpu_lab, small, ["triton", "triton-graph"])

@@ -5,7 +5,8 @@ from dataclasses import replace
 from matplotlib.figure import Figure
 
 from benchmarks.lab import figures, tables
-from benchmarks.lab.schema import RESULTS, Results, with_bytes
+from benchmarks.lab.schema import RESULTS, Results, read_rows, with_bytes
+from benchmarks.lab.selection import passed
 from tests.support.benchmark_rows import row
 from tests.support.figures import assert_nothing_is_clipped
 
@@ -23,6 +24,17 @@ def test_all_tables(measured):
     text = tables.tables(measured)
     assert "| mean | | | | | 100.0x | 15.0x |" in text.replace("|  ", "| ")
     assert "| 21 | 0.1 | 0.25 | 0.150 |" in text
+
+
+def test_charges_on_a_mesh_are_tabulated_but_not_drawn(tmp_path):
+    cases = {"4096": 4.0, "pme-4096": 4.4}
+    made = [row(bench="charged", case=case, ms=ms, atoms=4096) for case, ms in cases.items()]
+    Results(tmp_path).add(made)
+    table = tables.step_table(tmp_path, "charged")
+    assert "| 4,096 | – | – | **4** |" in table
+    assert "| pme-4096 | – | – | **4.4** |" in table
+    times = passed(read_rows(tmp_path / "charged.csv"))
+    assert list(figures.PARTS["charged"][1](times)) == ["4096"]
 
 
 def test_gpus_are_not_compared_with_each_other(tmp_path):

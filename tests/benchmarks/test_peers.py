@@ -13,6 +13,7 @@ from benchmarks.engine.cases import CASES, Case
 from benchmarks.engine.implementations import OURS
 from benchmarks.lab.schema import read_rows
 from benchmarks.systems import models, systems
+from tests.support.benchmark_rows import CPU
 
 
 def test_torchmd_net_gets_the_weights_of_the_shipped_model(lab):
@@ -33,6 +34,12 @@ def test_torchmd_net_gets_the_weights_of_a_tensornet2(lab, monkeypatch, repulsio
     rows = read_rows(lab.results.path("charged"))
     assert [row.gate for row in rows] == ["pass"] * 3
     assert max(row.error for row in rows) < 1e-5
+
+
+def test_torchmd_net_refuses_particle_mesh_ewald():
+    (peer, *_), made = peers.PEERS, models.MODELS["charged-pme"](8)
+    assert peer.refusal(made, 21, CPU) == "TorchMD-NET has no particle-mesh Ewald"
+    assert peer.refusal(models.charged_model(8), 21, CPU) is None
 
 
 def test_neighbor_lists_of_a_tensornet2_have_the_size_of_each_cutoff():
