@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,6 +54,38 @@ def rebuild(
     from torchmdnet.models.model import create_model
 
     select_operators(warp=warp)
+    options = {"static_shapes": static_shapes, "derivative": derivative}
+    args = _arguments(model, neighbors, coulomb_neighbors) | options
+    theirs = create_model(args, mean=model.mean.float(), std=model.std.float()).eval()
+    theirs.load_state_dict(_translate(model, theirs.state_dict()))
+    return theirs.requires_grad_(False)
+
+
+def save_checkpoint(model: TensorNet2, path: Path, *, coulomb_neighbors: int) -> None:
+    """Write a checkpoint of TorchMD-NET, as openmm-ml 1.8 reads one.
+
+    openmm-ml makes TorchMD-NET 3.1 take any checkpoint for one of an earlier version, in which rows
+    of one map had another order.
+
+    Parameters
+    ----------
+    model : TensorNet2
+        A model of TorchMD-NET's kind.
+    path : Path
+        File to write.
+    coulomb_neighbors : int
+        Capacity of the neighbor list of the Coulomb energy, as in `rebuild`.
+    """
+    theirs = rebuild(model, warp=True, coulomb_neighbors=coulomb_neighbors).state_dict()
+    for kind in ("weight", "bias"):
+        name = f"{NETWORK}tensor_embedding.linears_scalar.1.{kind}"
+        theirs[name] = theirs[name].unflatten(0, (3, -1)).transpose(0, 1).flatten(0, 1)
+    args = _arguments(model, NEIGHBORS, coulomb_neighbors)
+    torch.save({"hyper_parameters": args, "state_dict": theirs}, path)
+
+
+def _arguments(model: TensorNet, neighbors: int, coulomb_neighbors: int | None) -> dict[str, Any]:
+    """Return the arguments of TorchMD-NET for a model and its neighbor lists."""
     config = model.config
     args = {
         "model": "tensornet",
@@ -68,19 +101,15 @@ def rebuild(
         "max_num_neighbors": neighbors,
         "equivariance_invariance_group": config.group,
         "precision": 32,
-        "derivative": derivative,
         "output_model": "Scalar",
         "reduce_op": "sum",
         "prior_model": None,
         "atom_filter": -1,
-        "static_shapes": static_shapes,
         "box_vecs": None,
     }
     if isinstance(model, TensorNet2):
         args |= _charge_arguments(model) | {"coulomb_max_num_neighbors": coulomb_neighbors}
-    theirs = create_model(args, mean=model.mean.float(), std=model.std.float()).eval()
-    theirs.load_state_dict(_translate(model, theirs.state_dict()))
-    return theirs.requires_grad_(False)
+    return args
 
 
 def _charge_arguments(model: TensorNet2) -> dict[str, Any]:

@@ -12,6 +12,7 @@ OURS, GRAPH = "triton", "-graph"
 PEER = "nvalchemi"
 MECHANICAL = ("mechanical", "mechanical-python")
 ML_CHARGES = "ml-charges"
+OPENMM_ML = "openmm-ml"
 
 
 def electrostatics_table(folder: Path) -> str:
@@ -38,16 +39,20 @@ def electrostatics_table(folder: Path) -> str:
 def mixed_table(folder: Path) -> str:
     """Tabulate steps of mixed systems by embedding; empty without data.
 
-    The ratio is that to the faster route of mechanical embedding.
+    The ratio is that to the faster route of mechanical embedding, over which that of openmm-ml is
+    last.
     """
     times = passed(read_rows(folder / "mixed.csv"))
     head = ["atoms", "mechanical", "mechanical, route python", ML_CHARGES, "ratio", "memory, GB"]
-    lines = [[*head, "error"], ["---"] * (len(head) + 1)]
+    head += ["error", OPENMM_ML, f"{OPENMM_ML} over mechanical"]
+    lines = [head, ["---"] * len(head)]
     for rows in times.values():
         ours, fixed = rows.get(ML_CHARGES), best_peer(rows, MECHANICAL)
         if ours is None or fixed is None:
             continue
         cells = [f"{ours.atoms:,}", *(ms_cell(rows.get(name)) for name in MECHANICAL)]
         cells += [ms_cell(ours), ratio_cell(ours, fixed), memory_cell(ours), error_cell(ours)]
+        peer = rows.get(OPENMM_ML)
+        cells += [ms_cell(peer), ratio_cell(peer, fixed)]
         lines.append(cells)
     return times_in_ms(lines, times)

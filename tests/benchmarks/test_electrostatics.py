@@ -129,9 +129,10 @@ def test_sums_are_tabulated_with_their_best_peers(tmp_path):
 
 
 def test_couplings_are_compared_with_the_faster_route(tmp_path):
-    times = {"mechanical": 4.0, "mechanical-python": 2.0, "ml-charges": 5.0}
+    times = {"mechanical": 4.0, "mechanical-python": 2.0, "ml-charges": 5.0, "openmm-ml": 6.0}
     Results(tmp_path).add(
         row(bench="mixed", case="48-in-3993", impl=impl, ms=ms) for impl, ms in times.items()
     )
     line = electrostatics_tables.mixed_table(tmp_path).splitlines()[2]
     assert "| 4 | 2 | 5 | 2.5x |" in line
+    assert line.endswith("| 6 | 3.0x |")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("openmm", reason="OpenMM is an optional extra")
 pytest.importorskip("openmmml", reason="openmm-ml is an optional extra")
@@ -13,15 +14,25 @@ from benchmarks.calculators import mixed_systems
 from benchmarks.lab.schema import read_rows
 from benchmarks.systems.models import charged_model
 
-NAMES = list(mixed_systems.IMPLEMENTATIONS)
+PEER = mixed_systems.PEER
+NAMES = [name for name in mixed_systems.IMPLEMENTATIONS if name != PEER]
 
 
 @pytest.fixture
 def small(monkeypatch):
-    model = charged_model(32, repulsion=True, coulomb_cutoff=None)
-    model.std.fill_(1.0)
-    changes = {"CASES": {"6-in-192": 64}, "CUTOFF": 0.5, "PART": 2, "STEPS": 2}
-    changes |= {"clean_up": lambda _: None, "model": lambda: model}
+    def model(coulomb_cutoff=None):
+        made = charged_model(32, repulsion=True, coulomb_cutoff=coulomb_cutoff)
+        made.std.fill_(1.0)
+        return made
+
+    changes = {
+        "CASES": {"6-in-192": 64},
+        "CUTOFF": 0.5,
+        "COULOMB_CUTOFF": 0.5,
+        "PART": 2,
+        "STEPS": 2,
+    }
+    changes |= {"clean_up": lambda _: None, "model": model}
     for name, value in changes.items():
         monkeypatch.setattr(mixed_systems, name, value)
     truth = mixed_systems.truth
@@ -45,6 +56,24 @@ def test_both_embeddings_pass_the_gate_on_gpus(gpu_lab, capfd):
     mixed_systems.run_mixed(gpu_lab, ["6-in-192"], NAMES)
     assert not capfd.readouterr().err
     assert {r.gate for r in read_rows(gpu_lab.results.path("mixed"))} == {"pass"}
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.filterwarnings("ignore")  # of TorchMD-NET and of PyTorch
+def test_openmm_ml_gets_the_weights_and_the_part(lab, monkeypatch, capfd):
+    pytest.importorskip("torchmdnet", reason="TorchMD-NET is not installed")
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
+    monkeypatch.setattr(mixed_systems, "PEER_TOLERANCE", 2e-3)  # forces of two molecules are weak
+    mixed_systems.run_mixed(lab, ["6-in-192"], [PEER])
+    assert not capfd.readouterr().err
+    (row,) = read_rows(lab.results.path("mixed"))
+    assert (row.impl, row.gate) == (PEER, "pass")
+
+
+def test_openmm_ml_is_skipped_without_torchmd_net(lab, monkeypatch, capfd):
+    monkeypatch.setattr(mixed_systems, "find_spec", lambda _: None)
+    mixed_systems.run_mixed(lab, ["48-in-3993"], [PEER])
+    assert "openmm-ml: skipped, torchmdnet is not installed" in capfd.readouterr().err
 
 
 @pytest.mark.usefixtures("small")

@@ -6,6 +6,7 @@ from functools import cache, partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import __main__ as command
 from benchmarks.engine import peers, runner
@@ -34,6 +35,21 @@ def test_torchmd_net_gets_the_weights_of_a_tensornet2(lab, monkeypatch, repulsio
     rows = read_rows(lab.results.path("charged"))
     assert [row.gate for row in rows] == ["pass"] * 3
     assert max(row.error for row in rows) < 1e-5
+
+
+@pytest.mark.filterwarnings("ignore")  # of options and versions
+def test_checkpoints_are_those_that_openmm_ml_reads(tmp_path):
+    pytest.importorskip("torchmdnet", reason="TorchMD-NET is not installed")
+    from torchmdnet.models.model import load_model
+
+    made = models.charged_model(8, repulsion=True)
+    peers.save_checkpoint(made, tmp_path / "model.ckpt", coulomb_neighbors=20)
+    loaded = load_model(str(tmp_path / "model.ckpt"), check_errors=False, derivative=False)
+    expected = peers.rebuild(made, warp=True, coulomb_neighbors=20).state_dict()
+    found = loaded.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert loaded.output_model.distance.max_num_pairs == -20
 
 
 def test_torchmd_net_refuses_particle_mesh_ewald():
