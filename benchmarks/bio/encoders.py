@@ -85,6 +85,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 ARCHITECTURES = {
     "esm2-8m": Architecture("Esm", 6, 320, 20),
     "esm2-650m": Architecture("Esm", 33, 1280, 20),
+    "esm2-3b": Architecture("Esm", 36, 2560, 40),
     "protbert": Architecture("Bert", 30, 1024, 16),
     "bert-small": Architecture("Bert", 4, 512, 8),
 }
@@ -93,6 +94,7 @@ ARCHITECTURES = {
 class ProteinLengths(NamedTuple):
     """Log-normal distribution of protein lengths, in residues, between two limits."""
 
+    name: str = "padded"
     median: int = 300
     spread: float = 0.6
     shortest: int = 50
@@ -105,6 +107,9 @@ class ProteinLengths(NamedTuple):
 
 
 PROTEINS = ProteinLengths()
+# The mean is that of eukaryotes, 472 residues (Tiessen et al., BMC Research Notes 5, 85, 2012), and
+# the limits are those of ESM-2, for which longer proteins are cut.
+PROTEOME = ProteinLengths("proteome", 360, 0.735, 30, 1022)
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,9 @@ class BioCase:
     @property
     def name(self) -> str:
         """Name in the results."""
-        shape = f"padded-{self.batch}" if self.length is None else f"{self.batch}x{self.length}"
+        shape = f"{self.proteins.name}-{self.batch}"
+        if self.length is not None:
+            shape = f"{self.batch}x{self.length}"
         return f"{self.model}-{shape}" + ("-head" if self.head else "")
 
     def inputs(self, device: torch.device | str) -> Inputs:
@@ -147,7 +154,10 @@ HEADS = tuple(BioCase(model, 16, head=True) for model in ("esm2-8m", "bert-small
 LARGE_MODELS = tuple(
     BioCase(model, *shape) for model in ("esm2-650m", "protbert") for shape in SHAPES
 )
-CASES = {case.name: case for case in (*FIRST_CASES, *HEADS, *LARGE_MODELS)}
+PROTEOMES = tuple(
+    BioCase(model, 64, proteins=PROTEOME) for model in ("esm2-8m", "esm2-650m", "esm2-3b")
+)
+CASES = {case.name: case for case in (*FIRST_CASES, *HEADS, *LARGE_MODELS, *PROTEOMES)}
 FLOAT_CASES = {*(name for name in CASES if name.startswith("esm2-8m")), "esm2-650m-1x512"}
 HALF_CASES = {"esm2-8m-32x256", "esm2-650m-8x512", "protbert-32x256", "esm2-650m-padded-64"}
 

@@ -1,1 +1,1 @@
-"""Jobs of many systems: `predict` on several GPUs, and the choice of a scheduler."""
+"""Jobs of many systems: `predict` and `embed` on several GPUs, and the choice of a scheduler."""

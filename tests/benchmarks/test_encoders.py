@@ -4,6 +4,7 @@ import itertools
 import warnings
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,7 +26,7 @@ def tiny_proteins(monkeypatch) -> Iterator[list[str]]:
     for name, family in (("tiny-esm", "Esm"), ("tiny-bert", "Bert")):
         monkeypatch.setitem(bio.ARCHITECTURES, name, bio.Architecture(family, 2, 32, 4))
     monkeypatch.setitem(bio.FAMILIES["Bert"], "max_position_embeddings", 64)
-    short = bio.ProteinLengths(median=20, shortest=5, longest=40)
+    short = bio.ProteinLengths("padded", median=20, shortest=5, longest=40)
     made = [bio.BioCase("tiny-esm", 2, 9), bio.BioCase("tiny-bert", 3, proteins=short)]
     heads = ("tiny-esm", "tiny-bert")
     made += [bio.BioCase(name, 2, head=True, proteins=short) for name in heads]
@@ -45,8 +46,19 @@ def test_proteins_are_padded_to_the_longest(case):
     assert len(ids) == case.batch
     assert torch.equal(ids != padding, mask.bool())
     if case.length is None:
-        assert 200 < float(lengths.float().median()) < 400
-        assert 50 <= int(lengths.min()) < int(lengths.max()) <= 1000
+        proteins = case.proteins
+        assert 0.7 < float(lengths.float().median()) / proteins.median < 1.4
+        assert proteins.shortest <= int(lengths.min()) < int(lengths.max()) <= proteins.longest
+
+
+def test_proteins_of_a_proteome_have_the_mean_of_eukaryotes_unless_they_are_cut():
+    names = [f"{model}-proteome-64" for model in ("esm2-8m", "esm2-650m", "esm2-3b")]
+    assert all(bio.CASES[name].proteins is bio.PROTEOME for name in names)
+    whole = bio.PROTEOME._replace(shortest=0, longest=100_000)
+    lengths = whole.draw(np.random.default_rng(0), 100_000)
+    assert lengths.mean() == pytest.approx(472, rel=0.02)
+    cut = bio.PROTEOME.draw(np.random.default_rng(0), 10_000)
+    assert (cut.min(), cut.max()) == (30, 1022)
 
 
 def test_language_models_are_held_against_fp32(lab, tiny_proteins, capfd):

@@ -7,7 +7,8 @@ import shutil
 import numpy as np
 import pytest
 
-from benchmarks.jobs import feeding, predict, replicas
+from benchmarks.bio import encoders
+from benchmarks.jobs import embed, feeding, predict, replicas
 from benchmarks.lab.schema import read_rows
 
 TWO = ["--devices", "cpu", "cpu,cpu"]
@@ -61,6 +62,24 @@ def test_replicas_have_the_same_logs_on_all_devices(tmp_path, capfd, monkeypatch
         False,
         True,
     ]
+
+
+def test_embeddings_are_measured_from_file_to_file(tmp_path, monkeypatch, capfd):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("h5py", reason="h5py is an optional extra")
+    tiny = encoders.Architecture("Esm", 2, 32, 4)
+    monkeypatch.setitem(encoders.ARCHITECTURES, "esm2-8m", tiny)
+    options = ["--proteins", "20", "--devices", "cpu", "--out", str(tmp_path)]
+    embed.main(options)
+    (row,) = read_rows(tmp_path / "embed.csv")
+    assert (row.case, row.impl, row.gate) == ("esm2-8m-20-h5", "cpus-1-fp16", "pass")
+    assert row.atoms == sum(map(len, embed.draw(20)))
+    assert capfd.readouterr().out.strip().endswith("proteins/s")
+    expected = embed.embeddings
+    monkeypatch.setattr(embed, "embeddings", lambda *given: 1 - expected(*given))
+    embed.main(options)
+    (row,) = read_rows(tmp_path / "embed.csv")
+    assert (row.gate, row.ms_p50) == ("fail", None)
 
 
 def test_reading_and_writing_are_measured_alone(capfd):
