@@ -69,7 +69,7 @@ class Trunk:
     length: int
     package = "boltz"
     limit = 1e-4
-    runs_in_graphs = True
+    runs_in_graphs = compiles = True
     has_half = True
     has_kernels = True
     is_checked = True
@@ -138,7 +138,7 @@ class Forward:
     steps: int = STEPS
     package = "boltz"
     limit = 1e-2
-    runs_in_graphs = False
+    runs_in_graphs = compiles = False
     has_half = True
     has_kernels = True
     enable_kernels = staticmethod(enable_kernels)

@@ -86,7 +86,7 @@ class DualBind:
     batch: int
     package = "DualBind"
     limit = 1e-6
-    runs_in_graphs = False
+    runs_in_graphs = compiles = False
     has_half = False
     has_kernels = False
     is_checked = True

@@ -59,7 +59,7 @@ class Enformer:
     depth: int = 11
     package = "enformer_pytorch"
     limit = 1e-5
-    runs_in_graphs = True
+    runs_in_graphs = compiles = True
     has_half = True
     has_kernels = False
     is_checked = True
@@ -120,6 +120,7 @@ class AlphaGenome:
     package = "alphagenome_pytorch"
     limit = 1e-4
     runs_in_graphs = False
+    compiles = True
     has_half = True
     has_kernels = False
     is_checked = True

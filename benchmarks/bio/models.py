@@ -53,7 +53,9 @@ class Workload(Protocol):
     limit : float
         Largest error; see also `limit_of`.
     runs_in_graphs : bool
-        True if a call never waits for the GPU, so that peers can capture or compile it.
+        True if a call never waits for the GPU, so that peers can capture it.
+    compiles : bool
+        True if peers can compile it.
     has_half : bool
         True if the model as shipped runs in half precision.
     has_kernels : bool
@@ -74,6 +76,7 @@ class Workload(Protocol):
     size: int
     limit: float
     runs_in_graphs: bool
+    compiles: bool
     has_half: bool
     has_kernels: bool
     is_checked: bool
@@ -106,6 +109,8 @@ class Implementation(NamedTuple):
         Takes a workload, its model and its inputs, and returns the function to time.
     captures : bool
         True if it needs a workload that never waits for a GPU, and a GPU.
+    compiles : bool
+        True if it compiles the model, for which it needs a GPU.
     is_half : bool
         True for the model as shipped in half precision.
     precision : str or None
@@ -118,6 +123,7 @@ class Implementation(NamedTuple):
 
     prepare: Callable[[Workload, nn.Module, dict[str, Any]], Step]
     captures: bool = False
+    compiles: bool = False
     is_half: bool = False
     precision: str | None = None
     kernels: bool = False
@@ -125,9 +131,11 @@ class Implementation(NamedTuple):
 
     def runs(self, workload: Workload, device: torch.device) -> bool:
         """Return True if a workload can be run in this way."""
-        can_capture = workload.runs_in_graphs and device.type == "cuda"
+        has_gpu = device.type == "cuda"
+        can_capture = not self.captures or (workload.runs_in_graphs and has_gpu)
+        can_compile = not self.compiles or (workload.compiles and has_gpu)
         in_half = self.is_half or self.precision in ("fp16", "bf16")
-        is_possible = (can_capture or not self.captures) and (workload.has_half or not in_half)
+        is_possible = can_capture and can_compile and (workload.has_half or not in_half)
         is_known = workload.other is not None or not self.is_new
         return is_possible and is_known and (workload.has_kernels or not self.kernels)
 
@@ -198,8 +206,8 @@ IMPLEMENTATIONS = {
     "half": Implementation(eager, is_half=True),
     "half-kernels": Implementation(with_kernels, is_half=True, kernels=True),
     "half-graph": Implementation(captured, captures=True, is_half=True),
-    "compile": Implementation(compiled, captures=True),
-    "compile-half": Implementation(compiled, captures=True, is_half=True),
+    "compile": Implementation(compiled, compiles=True),
+    "compile-half": Implementation(compiled, compiles=True, is_half=True),
 }
 CASES: dict[str, Workload] = {
     one.name: one for one in (*PROTEIN_MPNN, *DUALBIND, *GENOMES, *BOLTZ, *OPENFOLD3, *PROTENIX)

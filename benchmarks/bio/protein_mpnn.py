@@ -74,7 +74,7 @@ class Scoring(Proteins):
     """Scores of random sequences. The error is the largest of a log-probability."""
 
     limit = 1e-3
-    runs_in_graphs = True
+    runs_in_graphs = compiles = True
 
     @property
     def name(self) -> str:
@@ -103,7 +103,7 @@ class Sampling(Proteins):
     """Sampled sequences, at temperature 0.1. The error is the share of different amino acids."""
 
     limit = 0.0
-    runs_in_graphs = False
+    runs_in_graphs = compiles = False
 
     @property
     def name(self) -> str:

@@ -42,7 +42,7 @@ class Prediction:
     changes: Mapping[str, Any] = field(default_factory=dict, hash=False)
     package: ClassVar[str]
     limit = 1e-2
-    runs_in_graphs = False
+    runs_in_graphs = compiles = False
     has_half = True
     has_kernels = True
 

@@ -217,6 +217,34 @@ def test_no_factor_of_genomic_models_is_one(short):
             assert not (values == 1).any(), name
 
 
+def test_alpha_genome_is_compiled_but_not_captured():
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    enformer, alpha_genome = genomes.WORKLOADS[:2]
+
+    def found(workload, device):
+        kinds = ("reference-graph", "half-graph", "compile", "compile-half")
+        return [kind for kind in kinds if models.IMPLEMENTATIONS[kind].runs(workload, device)]
+
+    assert found(alpha_genome, gpu) == ["compile", "compile-half"]
+    assert len(found(enformer, gpu)) == 4
+    assert found(Sampling(1, 10), gpu) == found(enformer, cpu) == found(alpha_genome, cpu) == []
+
+
+def test_a_model_that_does_not_compile_says_why(lab, monkeypatch, capfd):
+    def refuse(*_given, **_options):
+        raise RuntimeError("this graph breaks")
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    monkeypatch.setattr(models, "truth", lambda *_: {})
+    workload = mock.Mock(spec=genomes.AlphaGenome(16_384), size=16_384, cheaper=None, short=None)
+    workload.name = "alphagenome-16384"
+    models.run_one(lab, workload, "compile")
+    complaint = "models alphagenome-16384 compile: RuntimeError: this graph breaks"
+    assert complaint in capfd.readouterr().err
+    (found,) = read_rows(lab.results.path("models"))
+    assert (found.impl, found.gate) == ("compile", "fail")
+
+
 def test_models_that_are_not_installed_are_skipped(lab, small, monkeypatch, capfd):
     monkeypatch.setattr(models, "find_spec", lambda _: None)
     models.run_models(lab, small[:1], ["reference"])
