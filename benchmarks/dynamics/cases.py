@@ -1,7 +1,8 @@
 """The cases of bench "md", and the lengths of its simulations.
 
 All simulations are Langevin dynamics at 300 K with a friction of 5/ps and time steps of 0.5 fs,
-except for ``ase-verlet``, which is NVE, and the cases ``npt-*``, which add a barostat.
+except for ``ase-verlet``, which is NVE, and the cases ``npt-*``, which add a barostat. The cases
+``*-grid-*`` start from water on a grid at 1.0 g/cc, as a user's first simulation may.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Case:
     replicas : int
         Copies of the first system that the command simulates side by side.
     steps : int, optional
-        Steps of the command; by default as many as take six seconds.
+        Steps of the command; by default as many as take six seconds. Plans without time for the
+        command make few.
     log_every : int
         Steps between log rows of the command.
     implementations : tuple of str
@@ -125,7 +127,8 @@ class Plan:
         """Return the number of steps of the command, in whole intervals of its log."""
         wanted = int(max(self.command_steps, 1000 * self.command_seconds / case.ms))
         every = self.log_every(case)
-        return max((case.steps or wanted) // every, 1) * every
+        steps = case.steps if case.steps and self.command_seconds else wanted
+        return max(steps // every, 1) * every
 
     def has_temperature(self, case: Case) -> bool:
         """Return True if the temperature is known: that of systems melted for long enough."""
@@ -168,6 +171,18 @@ def _npt(n_molecules: int, ms: float) -> Case:
     )
 
 
+def _grid(n_molecules: int, ensemble: str) -> Case:
+    """Return a case of 10,000 steps of water that begins on a grid, at 1.0 g/cc."""
+    return Case(
+        f"{ensemble}-grid-{3 * n_molecules}",
+        partial(systems.water, n_molecules),
+        1.0,
+        ensemble=ensemble,
+        steps=10_000,
+        implementations=COMMAND[:1],
+    )
+
+
 def _random(name: str, n_atoms: int, ms: float, steps: int, log_every: int = 100) -> Case:
     return Case(
         name,
@@ -198,6 +213,7 @@ CASES: tuple[Case, ...] = (  # cubic numbers of molecules fill the box
     _water(2744, 11.0, repeats=2),
     _npt(343, 0.4),
     _npt(1331, 0.9),
+    *(_grid(n, ensemble) for n in (343, 1331) for ensemble in ("nvt", "npt")),
     Case(
         f"{_REPLICAS}xaspirin",
         partial(systems.conformers, "aspirin", _REPLICAS),

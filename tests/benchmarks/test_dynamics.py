@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from ase import units
 
 from benchmarks import __main__ as entry
 from benchmarks.dynamics import cases as md
@@ -328,6 +329,21 @@ def test_the_command_takes_about_six_seconds():
     assert steps["21"] == 46_100
     assert all(steps[case.name] % plan.log_every(case) == 0 for case in CASES)
     assert min(steps[name] for name in steps if name != "1000000") >= 200
+
+
+@pytest.mark.parametrize("size", [1029, 3993])
+def test_pressure_is_compared_with_volume_from_the_same_grid(size, tmp_path):
+    found = [case for case in CASES if case.name.endswith(f"-grid-{size}")]
+    assert [case.ensemble for case in found] == ["nvt", "npt"]
+    for case in found:
+        start = melted.start_of(case, tmp_path, CPU, Plan())
+        grams = start.masses.sum() / units.mol
+        volume = np.linalg.det(start.system.cell) * 1e-24  # cm^3
+        assert start.system.n_atoms == size
+        assert grams / volume == pytest.approx(1.0, abs=0.01)
+        assert (Plan().steps(case), QUICK.steps(case)) == (10_000, 4)
+        assert case.implementations == ("command",)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
