@@ -23,7 +23,7 @@ class OverlappingAtomsError(InputError):
     """Two atoms coincide."""
 
     atoms: tuple[int, int] | None = None
-    """Indices of the two, where they are known to a front end that calls them otherwise."""
+    """Indices of the two atoms, if known, for front ends that number atoms differently."""
 
 
 class CheckpointError(MlffTritonError):
@@ -35,7 +35,7 @@ class UnsupportedModelError(CheckpointError):
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint holds something that changes results elsewhere, and not here."""
+    """A checkpoint holds something that changes results in other packages but not here."""
 
 
 class DispersionWarning(UserWarning):
@@ -47,7 +47,7 @@ class DecouplingWarning(UserWarning):
 
 
 class EmbeddingWarning(UserWarning):
-    """The parts of a mixed system do not fit together as they are expected to."""
+    """The parts of a mixed system do not fit together."""
 
 
 class BackendError(MlffTritonError):

@@ -1,4 +1,4 @@
-"""Atoms that do not move, as the constraints of a structure say."""
+"""Atoms that the constraints of a structure keep from moving."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _is_supported(constraint: object) -> bool:
 
 
 def moving_masses(systems: Sequence[Atoms]) -> NDArray[np.float64]:
-    """Return the mass of each atom of all systems in amu, which is infinite if it is fixed.
+    """Return the mass of each atom of all systems in amu; it is infinite for fixed atoms.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Refusal of implausible structures, and a warning of chemistry unknown to the model."""
+"""Refusal of implausible structures, and warnings about chemistry unknown to the model."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from mlff_triton.neighbors.box import FloatArray
 from mlff_triton.neighbors.neighbor_list import check_apart, find_pairs
 
 TOO_CLOSE = 0.3
-"""Smallest possible distance, as a multiple of the sum of covalent radii. Bonds are near 1, and
-structures in nm that were read as Å near 0.1."""
+"""Smallest possible distance, as a multiple of the sum of covalent radii. Bonds are near 1;
+structures in nm that were read as Å are near 0.1."""
 
 SMALL = 64
 """Number of atoms up to which all pairs are compared."""
 
 
 CODES = np.random.default_rng(0).integers(1 << 63, size=(2, len(chemical_symbols)), dtype=np.uint64)
-"""Random numbers of each element, as an atom and as a neighbor: their sums tell atoms with
-different neighbors apart."""
+"""Random numbers for each element, as an atom and as a neighbor; their sums distinguish atoms with
+different neighbors."""
 
 
 class Pairs(NamedTuple):
@@ -51,8 +51,8 @@ def contact_limits(numbers: IntArray) -> FloatArray:
 def check_distances(batch: Batch, labels: IntArray | None = None) -> None:
     """Raise `InputError` if atoms of one system are closer than in any structure.
 
-    The rule is a conservative one from covalent radii, the same for all models. The message calls
-    atoms by their labels, or by their indices if there are none.
+    The rule is conservative, based on covalent radii, and the same for all models. The message
+    refers to atoms by their labels, or by their indices if there are none.
     """
     if not _are_elements(batch) or _is_open_and_spacious(batch):
         return
@@ -109,7 +109,7 @@ def unknown_atoms(
     labels: IntArray | None = None,
     above: int | None = None,
 ) -> str:
-    """Return which atom a model is least sure of, if above a limit, and what to do.
+    """Return a message about the atom with the largest uncertainty, if it is above a limit.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def unknown_atoms(
     uncertainty : float [N]
         Expected error of the force on each atom in eV/Å.
     limit : float
-        The same, above which an atom is unlike those that the model was made for.
+        Uncertainty above which an atom is unlike those that the model was made for.
     labels : int [N], optional
         Names of the atoms; their indices by default.
     above : int, optional
@@ -174,7 +174,7 @@ class Plausibility:
         return cls(engine.known_domain, engine.elements, engine.uncertainty_limit)
 
     def mute(self, *, judges: bool = False) -> None:
-        """Stop warning of chemistry, because the caller warns, and of results if it judges them."""
+        """Leave warnings about chemistry, and about results if it judges them, to the caller."""
         self._has_warned = True
         self.has_judged = self.has_judged or judges
 
@@ -218,7 +218,7 @@ class Plausibility:
             warnings.warn(reason, UnknownChemistryWarning, stacklevel=2)
 
     def check_new(self, batch: Batch) -> None:
-        """Check a system unless one of the same atoms and charge has been checked."""
+        """Check a system unless one with the same atoms and charge has been checked."""
         key = hash((batch.numbers.tobytes(), batch.charge.tobytes()))
         if key not in self._seen:
             self.check(batch)
@@ -233,8 +233,8 @@ def unknown_chemistry(
 ) -> str:
     """Return what distinguishes one system from a training set, and what to do; empty if nothing.
 
-    Charged systems are left out, and so are those with elements that the model was not made for:
-    the model refuses them, or has no record of them. Pairs may be given, with all bonds among them.
+    Charged systems and systems with unknown elements are skipped: the model refuses them, or has no
+    record of them. If pairs are given, they must include all bonds.
     """
     if domain is None or batch.charge.any() or not elements.issuperset(batch.numbers.tolist()):
         return ""
@@ -272,9 +272,9 @@ def unknown_bonds(
 ) -> Iterator[str]:
     """Yield the bonds of one system that a training set lacks, and what to do.
 
-    Messages call atoms by their labels, or by their indices if there are none. Atoms with indices
-    of ``n_own`` or more are ghosts. Bonds between ghosts do not count, because ghosts may lack
-    neighbors. All bonds are among the pairs, if these are given.
+    Messages refer to atoms by their labels, or by their indices if there are none. Atoms with
+    indices of ``n_own`` or more are ghosts. Bonds between ghosts do not count, because ghosts may
+    lack neighbors. If pairs are given, they include all bonds.
     """
     if domain.bonds is None:
         return
@@ -308,12 +308,12 @@ def unknown_bonds(
 
 @cache
 def known_keys(domain: KnownDomain) -> dict[int, bool]:  # noqa: ARG001 (one dictionary for each)
-    """Return which keys of bonds a training set has, among those that were looked up so far."""
+    """Return the keys of bonds that a training set has, among all keys looked up so far."""
     return {}
 
 
 def _bond_keys(numbers: IntArray, receivers: IntArray, senders: IntArray) -> NDArray[np.uint64]:
-    """Return a number for each bond; bonds whose atoms and neighbors are alike have the same.
+    """Return a number for each bond, equal for bonds whose atoms and neighbors are alike.
 
     Bonds are grouped by receiver. Sums wrap around.
     """
@@ -325,14 +325,14 @@ def _bond_keys(numbers: IntArray, receivers: IntArray, senders: IntArray) -> NDA
 
 
 def bond_codes(numbers: IntArray) -> NDArray[np.uint64]:
-    """Return a code of each atom as such, and another as a neighbor, [2, ...]."""
+    """Return two codes of each atom, one as itself and one as a neighbor, [2, ...]."""
     return CODES[:, numbers]
 
 
 def keys_of(
     codes: NDArray[np.uint64], receivers: IntArray, senders: IntArray
 ) -> NDArray[np.uint64]:
-    """Return the keys of bonds from the codes of their atoms, to which those of neighbors add."""
+    """Return the keys of bonds from the codes of their atoms, each a sum over its neighbors."""
     keys: NDArray[np.uint64] = codes[receivers] * np.uint64(3) + codes[senders]
     return keys
 
@@ -340,8 +340,8 @@ def keys_of(
 def close_pairs(batch: Batch, factor: float, reach: float = 0.0) -> Pairs:
     """Return the pairs of one system, in both directions, that may be close to each other.
 
-    All pairs up to a distance are among them: ``factor`` times the largest sum of covalent radii,
-    or ``reach`` in Å if that is more.
+    They include all pairs up to a distance: ``factor`` times the largest sum of covalent radii, or
+    ``reach`` in Å if that is more.
     """
     radii = covalent_radii[batch.numbers]
     reach = max(reach, factor * 2 * float(radii.max()))

@@ -1,6 +1,6 @@
-"""Checks of structures before the first step, for commands that know their names.
+"""Checks of structures before the first step, for commands that know the structures' names.
 
-Structures in units other than Å, without bonds, or with overlapping atoms have energies, too.
+Even structures in units other than Å, without bonds, or with overlapping atoms have energies.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from mlff_triton.neighbors.box import FloatArray
 from mlff_triton.units import BOHR
 
 UNKNOWN = "unknown_chemistry"
-"""Name under which files of results say why a structure is outside the training set."""
+"""Name of the entry of result files that says why a structure is outside the training set."""
 SHORTEST = 0.7
-"""Smallest distance of bonded atoms at rest, as such a multiple."""
+"""Smallest distance of bonded atoms at rest, as a multiple of the sum of covalent radii."""
 MANY = 4
-"""Number of atoms from which no structure of science is without any bond by intention."""
+"""Number of atoms from which on a structure without any bond is taken for a mistake."""
 NOBLE_GASES = (2, 10, 18, 36, 54, 86)
 
 
@@ -59,7 +59,7 @@ class Remarks(NamedTuple):
     chemistry: str = ""
 
     def warn(self, name: str) -> None:
-        """Warn of both, with the name of the structure."""
+        """Warn about both, with the name of the structure."""
         if self.structure:
             warnings.warn(f"{name}: {self.structure}", UnlikelyStructureWarning, stacklevel=3)
         if self.chemistry:
@@ -79,7 +79,7 @@ def labeled(name: str) -> Iterator[None]:
 
 
 class Screening:
-    """Checks of structures, instead of the warnings of a session.
+    """Checks of structures that replace the warnings of a session.
 
     Parameters
     ----------
@@ -101,14 +101,14 @@ class Screening:
         self._limit = session.engine.uncertainty_limit
 
     def judge(self, atoms: Atoms, results: Mapping[str, Any], remarks: Remarks) -> Remarks:
-        """Return remarks about a structure with that of the model's uncertainty, if it is large.
+        """Return remarks about a structure, with one about its uncertainty if that is large.
 
         Parameters
         ----------
         atoms : Atoms
             The structure.
         results : mapping
-            Results as of our ASE calculator.
+            Results in the form that our ASE calculator returns.
         remarks : Remarks
             Result of `look`.
         """
@@ -135,7 +135,7 @@ class Screening:
     def look(self, atoms: Atoms) -> Remarks:
         """Return remarks about one structure, with its total charge.
 
-        There are none if it holds elements that the model was not made for, as this is an error.
+        There are none for elements that the model was not made for, which are an error later.
 
         Raises
         ------
@@ -157,7 +157,7 @@ class Screening:
 
 
 def warn_of_changing_cells(calculator: Calculator, stacklevel: int = 3) -> None:
-    """Warn of densities, if the model is known to have learned from molecules in vacuum.
+    """Warn about densities if the model is known to have learned from molecules in vacuum.
 
     Warns
     -----
@@ -232,7 +232,7 @@ def _without_neighbors(pairs: Pairs, n_atoms: int, cutoff: float) -> IntArray:
 
 
 def _looks_like_bohr(batch: Batch, nearest: FloatArray) -> bool:
-    """Return True if each atom were bonded to its nearest one with positions in Bohr."""
+    """Return True if each atom would be bonded to its nearest one if positions were in Bohr."""
     scaled = nearest * BOHR
     is_noble = np.isin(batch.numbers, NOBLE_GASES).any()
     return bool(not is_noble and ((scaled > SHORTEST) & (scaled < BONDED)).all())

@@ -1,7 +1,7 @@
-"""Small molecules that need no closer look, found among many at once.
+"""Fast search for the small molecules among many that need no closer look.
 
-The screening of one molecule is a dozen calls of NumPy, and that of many with equally many atoms no
-more. Whatever is not plain here is looked at on its own, so this file decides nothing else.
+Screening one molecule takes a dozen NumPy calls, and screening many with equally many atoms takes
+no more. All other molecules are screened one by one, so this file decides nothing about them.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from mlff_triton.neighbors.box import FloatArray
 HALF_A_BOND = 0.5
 """Smallest distance in a molecule, as a multiple of the sum of covalent radii."""
 BONDED = 1.3
-"""Largest distance of bonded atoms, as such a multiple."""
+"""Largest distance of bonded atoms, as a multiple of the sum of covalent radii."""
 PAIRS = 1 << 18  # at a time
 
 
 def plain_molecules(
     structures: Sequence[Atoms], domain: KnownDomain | None, elements: frozenset[int]
 ) -> list[bool]:
-    """Return True for each structure of which `Screening.look` has nothing to remark.
+    """Return True for each structure on which `Screening.look` has nothing to remark.
 
-    That is a molecule of at most 64 known atoms in vacuum, all of them bonded and none too close,
-    with bonds that were met before. False decides nothing.
+    Such a structure is a molecule of at most 64 known atoms in vacuum, all bonded and none too
+    close, with bonds that were seen before. False decides nothing.
     """
     is_plain = [False] * len(structures)
     for some in _alike(structures, elements):

@@ -21,7 +21,7 @@ from mlff_triton.model.tensornet2 import with_coulomb
 
 
 class System(NamedTuple):
-    """One system, as a user gives it.
+    """One system, as given by a user.
 
     Attributes
     ----------
@@ -44,13 +44,13 @@ class System(NamedTuple):
     charge: float = 0
 
     def check(self) -> Batch:
-        """Return a batch of this system; errors are those of `Batch.of`."""
+        """Return a batch of this system, with the errors of `Batch.of`."""
         numbers, positions, cell, pbc, charge = self
         return Batch.of(numbers, positions, cell, pbc, charge=charge)
 
 
 class Session:
-    """An engine and its last system, of which only the changed parts are checked again.
+    """An engine and its last system; only the parts that change are checked again.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ class Session:
         dispersion: str | None = None,
     ) -> None:
         if dispersion is not None:
-            damping_of(dispersion)  # a wrong name is quickly told
+            damping_of(dispersion)  # a wrong name fails early
         chosen = model if coulomb is None else with_coulomb(loaded(model), coulomb)
         self.engine = Engine(chosen, device, dtype, backend, skin=skin)
         self.dispersion: Dispersion | None = None
@@ -94,11 +94,11 @@ class Session:
 
     @property
     def last(self) -> Batch | None:
-        """Last system that `evaluate` was given, another object after each call."""
+        """Last system that `evaluate` was given, a new object after each call."""
         return self._batch
 
     def changes(self, system: System) -> list[str]:
-        """Return which fields of a system differ from the last one: its box counts as the cell."""
+        """Return which fields of a system differ from the last one; the box counts as the cell."""
         batch = self._batch
         if batch is None:
             return list(System._fields)

@@ -1,4 +1,4 @@
-"""The total charge of a structure, as users and other packages note it in ``Atoms.info``."""
+"""The total charge of a structure, as users and other packages store it in ``Atoms.info``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPINS = frozenset({"spin"})
 
 
 class UnusedInfoWarning(UserWarning):
-    """A structure notes a charge or a spin in a form that is not used here."""
+    """A structure states a charge or a spin in a form that is not used here."""
 
 
 def total_charge(info: Mapping[Any, Any]) -> int:
@@ -35,7 +35,7 @@ def total_charge(info: Mapping[Any, Any]) -> int:
     Raises
     ------
     InputError
-        If it is anything else than an integer.
+        If it is anything other than an integer.
 
     Examples
     --------
@@ -55,11 +55,11 @@ def total_charge(info: Mapping[Any, Any]) -> int:
 
 
 def noted_charge(atoms: Atoms) -> dict[str, Any]:
-    """Return the total charge that a structure notes, as an entry of ``info``, or nothing.
+    """Return the total charge that a structure states, as an entry of ``info``, or nothing.
 
     That is ``info["charge"]`` or, without it, the sum of the initial charges of atoms if that is
-    not zero: formal charges, or partial charges that add up to an integer within 0.1. Another sum
-    is refused by `total_charge`.
+    not zero: formal charges, or partial charges that add up to an integer within 0.1.
+    `total_charge` refuses any other sum.
     """
     if CHARGE in atoms.info:
         return {CHARGE: atoms.info[CHARGE]}
@@ -69,7 +69,7 @@ def noted_charge(atoms: Atoms) -> dict[str, Any]:
 
 
 def charge_of(atoms: Atoms) -> int:
-    """Return the total charge of a structure, which is 0 if it notes none.
+    """Return the total charge of a structure, or 0 if it states none.
 
     Raises
     ------
@@ -128,7 +128,7 @@ class UnusedInfo:
         self._has_warned = False
 
     def check(self, info: Mapping[Any, Any], charge: float) -> None:
-        """Warn of the first structure that notes a charge or a spin which is not used.
+        """Warn about the first structure that states a charge or spin that is not used.
 
         Warns
         -----

@@ -68,13 +68,13 @@ class TensorNetCalculator(Calculator):
     Notes
     -----
     Units are ASE's: eV, eV/Å, eV/Å^3, e, e Å. ``stress`` needs a periodic cell. Models with partial
-    charges, such as a TensorNet2, also give ``charges`` and, without a cell, ``dipole``: that of
+    charges, such as a TensorNet2, also give ``charges`` and, without a cell, ``dipole``, which for
     charged molecules is about their center of mass. Models that know their uncertainty also give
     ``uncertainty``, the expected error of the force on each atom in eV/Å, in ``results`` and by
     ``get_property``. Any thread may ask for properties, and gets those of its own atoms.
     Calculators can be copied and pickled. ``parameters`` holds the model, a hash of its weights,
-    the dtype, the device and the dispersion, if any, with which ``energies`` are computed only
-    if asked for.
+    the dtype, the device and the dispersion, if any. With dispersion, ``energies`` are computed
+    only if asked for.
 
     Raises
     ------
@@ -132,7 +132,7 @@ class TensorNetCalculator(Calculator):
         self._unused_info = UnusedInfo()
 
     def set(self, **kwargs: Any) -> dict[str, Any]:
-        """Refuse to change an option, which would have no effect on results.
+        """Refuse to change an option, because a change would have no effect on results.
 
         ASE's own method would only note the new value among the parameters.
 
@@ -160,7 +160,7 @@ class TensorNetCalculator(Calculator):
     def get_property(
         self, name: str, atoms: Atoms | None = None, allow_calculation: bool = True
     ) -> Any:
-        """Return a property of the atoms, whatever other threads ask for at the same time."""
+        """Return a property of the atoms, even if other threads ask for theirs at the same time."""
         if name == UNCERTAINTY:
             check_has_uncertainty(self.session.engine.has_uncertainty)
         with self.session.engine.lock:
@@ -244,7 +244,7 @@ class TensorNetCalculator(Calculator):
         )
 
     def check_many(self, systems: Sequence[Atoms]) -> None:
-        """Raise or warn as `dynamics` does of invalid or implausible systems, and do no more."""
+        """Only raise and warn as `dynamics` does for invalid or implausible systems."""
         self.session.batch_of(self._systems(systems))
 
     def dynamics(self, systems: Sequence[Atoms]) -> Dynamics | None:
@@ -270,8 +270,8 @@ class TensorNetCalculator(Calculator):
     def _chunks(self, images: list[Atoms], max_atoms: int) -> list[list[Atoms]]:
         """Return consecutive groups of at most ``max_atoms`` atoms (or one larger system).
 
-        Groups end before cells so different that their common mesh would be much too fine for some,
-        and before meshes fill the memory. A slab with a mesh is a group of its own.
+        A group ends before its common mesh would be much too fine for some cells, and before meshes
+        fill the memory. A slab with a mesh is a group of its own.
         """
         groups: list[list[Atoms]] = []
         size = max_atoms + 1
@@ -294,7 +294,7 @@ class TensorNetCalculator(Calculator):
         return groups
 
     def _has_own_mesh(self, atoms: Atoms) -> bool:
-        """Return True if a system shares its mesh with no other one, because it is a slab."""
+        """Return True if a system, being a slab, shares its mesh with no other one."""
         return self.session.engine.uses_mesh and bool(atoms.pbc.sum() == 2)
 
     def _mesh_points(self, atoms: Atoms, lengths: NDArray[np.float64]) -> int:
@@ -314,7 +314,7 @@ class TensorNetCalculator(Calculator):
 
 
 def _copied(atoms: Atoms, last: Atoms | None) -> Atoms:
-    """Return a copy of the atoms but their charge: the last copy, updated, if it fits.
+    """Return a copy of the atoms without their charge: the last copy, updated, if it fits.
 
     This costs less than a new one.
     """
@@ -337,7 +337,7 @@ def _system_of(atoms: Atoms) -> System:
 def _results(images: list[Atoms], prediction: Prediction, of_atoms: bool) -> list[dict[str, Any]]:
     """Split a prediction into results dictionaries as in ASE, with separate float64 arrays.
 
-    Energies of atoms are among them if they are known.
+    They include energies of atoms if these are known.
     """
     energy = prediction.energy.numpy()
     virial = prediction.virial.double().numpy()
@@ -374,13 +374,13 @@ def _results(images: list[Atoms], prediction: Prediction, of_atoms: bool) -> lis
 
 
 def _center_of_mass(atoms: Atoms) -> NDArray[np.float64]:
-    """Return the center of mass in Å, of standard masses: others may change without notice."""
+    """Return the center of mass in Å from standard masses; other masses may change unnoticed."""
     masses = atomic_masses[atoms.numbers]
     return np.asarray(masses @ atoms.positions / masses.sum())
 
 
 def _volume(cell: NDArray[np.float64]) -> float:
-    """Return the volume in Å^3. NumPy takes several times as long for a 3x3 matrix."""
+    """Return the volume in Å^3, several times as fast as NumPy's determinant."""
     a, b, c = cell.tolist()
     x, y, z = (a[i - 2] * b[i - 1] - a[i - 1] * b[i - 2] for i in range(3))
     return float(abs(c[0] * x + c[1] * y + c[2] * z))

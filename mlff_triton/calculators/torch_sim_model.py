@@ -59,10 +59,10 @@ class TorchSimModel(ModelInterface):
     On a GPU with Triton, a call queues kernels and does not wait for them. Only the first call for
     new atoms waits: atomic numbers, ``system_idx``, ``pbc`` and charge are recognized by their
     tensors, so calls with a clone of the state wait, too. See `mlff_triton.Engine.queue` for when
-    results are NaN. On other devices, each call computes its results through the CPU.
+    results are NaN. On other devices, each call computes its results by way of the CPU.
 
-    The total charge is that of ``state.total_charge`` or ``state.charge``, [n_systems], if there is
-    one, and 0 otherwise. Positions need not be wrapped into the cell.
+    The total charge is ``state.total_charge`` or ``state.charge``, [n_systems], if present, and 0
+    otherwise. Positions need not be wrapped into the cell.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class TorchSimModel(ModelInterface):
     dtype : {"float32", "float64"} or torch.dtype
         Precision of the network. Energies are summed in float64 either way.
     state_dtype : torch.dtype, optional
-        Dtype of states that TorchSim makes for this model; that of the network by default. Results
+        Dtype of states that TorchSim makes for this model; by default, the network's dtype. Results
         have the dtype of the state's positions.
     backend : str
         ``"auto"``, or one of the backends of `mlff_triton.Engine`.

@@ -1,7 +1,7 @@
 """Partial charges of atoms, from their tensors and the total charge of their system.
 
-Neutral charge equilibration as in AIMNet-NSE (https://doi.org/10.1038/s41467-021-24904-0), in the
-form of TorchMD-NET's ``ChargePredict``.
+This is neutral charge equilibration as in AIMNet-NSE (https://doi.org/10.1038/s41467-021-24904-0),
+in the form of TorchMD-NET's ``ChargePredict``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ EPSILON = 1e-6  # for systems in which no atom takes charge
 
 
 class ChargeNetwork(nn.Module):
-    """A network that predicts charges, and how easily each atom changes its own.
+    """A network that predicts the charge of each atom, and its softness.
 
     Its inputs are the invariants ``I``, ``|A|^2`` and ``|S|^2`` of the atom's tensor.
     """
@@ -72,7 +72,7 @@ def equilibrate(
     Parameters
     ----------
     charges, softness : [N, Q]
-        Charges, and how willing each atom is to change them.
+        Charges, and how easily each atom changes them.
     total : [N, 1]
         Total charge of each atom's system.
     batch : int64 [N]

@@ -46,7 +46,7 @@ def symbols_of(numbers: Iterable[int]) -> str:
     Parameters
     ----------
     numbers : iterable of int
-        Atomic numbers; those that no element has are shown as such.
+        Atomic numbers; those without an element are shown as numbers.
 
     Returns
     -------
@@ -81,7 +81,7 @@ class ZBLConfig:
     charges : tuple of float, optional
         Nuclear charge of each element; by default its atomic number.
     is_smooth : bool
-        True for a switch with two derivatives that vanish at the cutoff. The default, as in
+        True for a switch whose first two derivatives vanish at the cutoff. The default, as in
         TorchMD-NET, is a cosine, whose curvature jumps there.
 
     Raises
@@ -146,7 +146,7 @@ class TensorNetConfig:
     uses_charge : bool
         If True, the model supports total charges other than 0.
     zbl : ZBLConfig or tuple of ZBLConfig, optional
-        Nuclear repulsion added to the energy of the network; of several, their sum.
+        Nuclear repulsion, or several, added to the energy of the network.
 
     Raises
     ------
@@ -265,8 +265,8 @@ class TensorNet2Config(TensorNetConfig):
         it. By default, all pairs of atoms interact.
     pme_error : float, optional
         If given, the Coulomb energy beyond the cutoff is that of all periodic images, by
-        particle-mesh Ewald (PME). This is the error of the Coulomb forces that PME may have: its
-        root mean square, relative to that of the forces.
+        particle-mesh Ewald (PME). The value is the allowed root-mean-square error of the Coulomb
+        forces, relative to the root mean square of these forces.
     repulsion : bool
         If True, the energy contains the nuclear repulsion in `mlff_triton.model.repulsion`.
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from mlff_triton.model.config import DAMPING_RADIUS
 
 COULOMB = 27.211386024367243 * 0.5291772105638411
-"""``e^2 / (4 pi eps0)`` in eV Å, of the same constants as in TorchMD-NET."""
+"""``e^2 / (4 pi eps0)`` in eV Å, from the same constants as in TorchMD-NET."""
 DIELECTRIC = 78.3
-"""Relative permittivity of the surroundings beyond the cutoff, that of water."""
+"""Relative permittivity of the surroundings beyond the cutoff (water)."""
 
 
 def coulomb_energy(distance: Tensor, cutoff: float | None) -> Tensor:
@@ -28,7 +28,7 @@ def coulomb_energy(distance: Tensor, cutoff: float | None) -> Tensor:
     Parameters
     ----------
     distance : [P]
-        Distances in Å; below the cutoff, if there is one.
+        Distances in Å, below the cutoff if there is one.
     cutoff : float, optional
         Cutoff in Å.
 

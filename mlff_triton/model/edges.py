@@ -1,4 +1,4 @@
-"""Geometry of the edges of a neighbor list, as the layers of TensorNet take it."""
+"""Geometry of the edges of a neighbor list, in the form that the layers of TensorNet take."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ class Edges:
 
     @property
     def near_rows(self) -> Tensor | None:
-        """Number of rows in functions of the distance that matter, which come first; None: all."""
+        """Number of leading rows that matter in functions of the distance; None for all."""
         return None if self.n_near is None else self.n_near // 2 + self.has_loops
 
     @cached_property
     def looped(self) -> LoopedEdges:
-        """The same edges in the form that operators take; with self-loops if there is their row."""
+        """The same edges in the form that operators take, with self-loops if they have a row."""
         graph = self.graph
         if not self.has_loops:
             ends = graph.receivers, graph.senders
@@ -111,7 +111,7 @@ class Edges:
 
 @dataclass(frozen=True)
 class LoopedEdges:
-    """Edges that may contain one of each atom to itself, as `mlff_triton.kernels.ops` take them.
+    """Edges, with or without self-loops, in the form that `mlff_triton.kernels.ops` take.
 
     Attributes
     ----------

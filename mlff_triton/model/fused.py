@@ -1,7 +1,7 @@
-"""Models on fused operators, by which they are trained several times as fast on a GPU.
+"""Models on fused operators, which make training on a GPU several times as fast.
 
-The layers share the weights of those of `mlff_triton.model.tensornet` and
-`mlff_triton.model.tensornet2`, and return the same to rounding. They are differentiable twice.
+The layers share their weights with the layers of `mlff_triton.model.tensornet` and
+`mlff_triton.model.tensornet2`, return the same results to rounding, and are twice differentiable.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class FusedEmbedding(Embedding):
 
 
 class FusedInteraction(Interaction):
-    """A layer whose messages have factors of pairs."""
+    """A layer whose messages have one set of factors per pair."""
 
     ops: SimpleNamespace
 
@@ -74,7 +74,7 @@ class FusedInteraction(Interaction):
 
 
 class FusedChargedInteraction(ChargedInteraction):
-    """A layer whose messages have factors of edges, by the charges of their atoms."""
+    """A layer whose messages have one set of factors per edge, from the charges of its atoms."""
 
     ops: SimpleNamespace
 
@@ -125,7 +125,7 @@ class FusedReadout(Readout):
 
 
 class FusedTensorNet2(TensorNet2):
-    """A model that skips the edges beyond the cutoff of its network, but keeps their memory.
+    """A model that skips the edges beyond its network's cutoff but keeps memory for them.
 
     So shapes do not depend on values, and the host never waits for a GPU: a CUDA graph can capture
     the model, after an ordinary call that compiles the same kernels.
@@ -149,7 +149,7 @@ FUSED: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def fused(model: TensorNet, op_set: str | None = None) -> TensorNet:
-    """Return a model of the same weights, in the same memory, on fused operators.
+    """Return a model on fused operators that shares the weights of another in memory.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ def fused(model: TensorNet, op_set: str | None = None) -> TensorNet:
 
 
 def _twin(module: AnyModule, ops: SimpleNamespace) -> AnyModule:
-    """Copy a module but not its weights, with the fused ones of all layers that have one."""
+    """Copy a module without its weights, and replace each layer that has a fused version."""
     twin = copy.copy(module)
     twin._modules = {
         name: None if child is None else _twin(child, ops)
@@ -186,5 +186,5 @@ def _twin(module: AnyModule, ops: SimpleNamespace) -> AnyModule:
 
 
 def _of_pairs(factors: Tensor, edges: Edges) -> Tensor:
-    """Give factors [P (+ 1), 3, F] a row for self-loops, which operators expect."""
+    """Give factors [P (+ 1), 3, F] the row for self-loops that operators expect."""
     return factors if edges.has_loops else functional.pad(factors, (0, 0, 0, 0, 1, 0))

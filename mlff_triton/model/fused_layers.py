@@ -1,7 +1,7 @@
 """Layers of TensorNet on fused operators, which are differentiable twice.
 
-Weights and layers of `torch.nn` are arguments, so that our models and those of TorchMD-NET share
-what is here. ``ops`` are `operators`: kernels, or their references in PyTorch.
+Weights and layers of `torch.nn` are arguments, so that our models and TorchMD-NET's share this
+code. ``ops`` are `operators`: kernels, or their references in PyTorch.
 """
 
 from __future__ import annotations
@@ -90,8 +90,9 @@ def interact(
 ) -> Tensor:
     """Update the tensors [9, N, F] in an interaction layer.
 
-    ``send`` returns the messages of the tensors that atoms send, whose channels are mixed by
-    ``tensor_in`` [3, F, F] before and ``tensor_out`` after the product; ``charge_factor`` is [N].
+    ``tensor_in`` [3, F, F] mixes the channels of the tensors that atoms send, ``send`` returns
+    their messages, and ``tensor_out`` mixes the channels after the product; ``charge_factor`` is
+    [N].
     """
     x = ops.normalized_tensors(x)
     y = ops.channel_maps(x, tensor_in)

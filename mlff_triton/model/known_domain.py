@@ -1,4 +1,4 @@
-"""The structures that a model was trained for, as far as they are recorded."""
+"""The structures that a model was trained for, as far as this is recorded."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class KnownDomain:
     closed_shells : bool
         True if all molecules have an even number of electrons.
     bonds : frozenset of str or None
-        Bonds by the elements of both atoms and of the neighbors of these: ``"CHHH-OCH"`` is that of
+        Bonds by the elements of both atoms and their neighbors: ``"CHHH-OCH"`` is the bond of
         methanol between carbon, which has three hydrogen atoms, and oxygen. See `bond_name`. None
         for a model that judges atoms by its uncertainty instead.
     bond_factor : float
         Atoms count as bonded if they are closer than this multiple of the sum of their covalent
         radii.
     is_in_vacuum : bool
-        True if there are molecules and clusters only, from which no density of a liquid follows.
+        True if there are only molecules and clusters, which say nothing about densities of liquids.
     wrong : tuple of tuples of int
         Ascending atomic numbers of molecules that the model is known to get wrong.
     """
@@ -45,7 +45,7 @@ class KnownDomain:
     wrong: tuple[tuple[int, ...], ...] = ()
 
     def as_facts(self) -> dict[str, Any]:
-        """Return all but the bonds, in types that JSON has."""
+        """Return everything except the bonds, in types that JSON has."""
         return {
             "charges": self.charges,
             "closed_shells": self.closed_shells,
@@ -127,4 +127,4 @@ TENSORNET_WB97M = KnownDomain(
     wrong=((7, 7), (8, 8), (8, 14)),  # bonds of N2, O2 and SiO are too short by 0.09 Å and more
 )
 RECORDS = {"3e432964aa8fb1f4": TENSORNET_GFN2, "14cee14f195369c6": TENSORNET_WB97M}
-"""Known domains by `hash_of_weights`, so that copies of a model in other files keep theirs."""
+"""Known domains by `hash_of_weights`, so that copies of a model in other files are recognized."""

@@ -33,7 +33,7 @@ from mlff_triton.neighbors.box import Box
 MOST_POINTS, MOST_IN_ALL = 1 << 27, 1 << 31
 """Largest numbers of mesh points of a cell, and of all cells and charges of an atom."""
 STEP = 4.0
-"""Å in which the cells of slabs grow, so that energies rarely depend on another height."""
+"""Steps in Å in which the cells of slabs grow, so that the height rarely changes."""
 UNIT = COULOMB / MESH_COULOMB
 """Factor from energies of the mesh to those of the model, whose constants differ by rounding."""
 
@@ -91,7 +91,7 @@ def slab_of(boxes: Sequence[Box]) -> int | None:
 def least_height(
     config: TensorNet2Config, positions: Tensor, cell: Tensor, system: Tensor, axis: int
 ) -> float:
-    """Return the height in Å that the cells of slabs need at least, which waits for a GPU.
+    """Return the least height in Å that the cells of slabs need; this waits for a GPU.
 
     Waves along the longer vector in the plane decay in the empty space to the model's error, and no
     pair is within the cutoff across it.
@@ -136,9 +136,9 @@ def roomy(height: float) -> float:
 
 
 def slab_cells(cell: Tensor, axis: int, height: float) -> Tensor:
-    """Return cells [B, 3, 3] of slabs, whose vectors in one direction get a height in Å.
+    """Return cells [B, 3, 3] of slabs with a given height in Å in one direction.
 
-    The factor of this vector is a constant for derivatives by the cell.
+    Derivatives by the cell treat the factor of this vector as constant.
     """
     rows = list(cell.unbind(1))
     rows[axis] = rows[axis] * (height / heights(cell)[:, axis, None].detach())
@@ -148,7 +148,7 @@ def slab_cells(cell: Tensor, axis: int, height: float) -> Tensor:
 def mesh_parameters(
     config: TensorNet2Config, cell: Tensor, slab: int | None = None
 ) -> PMEParameters:
-    """Choose the splitting and the mesh of a model for cells, which waits for a GPU.
+    """Choose the splitting and the mesh of a model for cells; this waits for a GPU.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ def mesh_parameters(
 def count_points(config: TensorNet2Config, lengths: NDArray[np.float64]) -> int:
     """Return the number of mesh points of a cell for all charges of an atom.
 
-    The mesh of several cells is that of the longest lattice vectors [3] among them, in Å.
+    The mesh of several cells follows from the longest lattice vectors [3] among them, in Å.
     """
     cell = torch.from_numpy(np.diag(lengths))[None]
     return math.prod(_parameters(config, cell).mesh) * config.charge_channels
@@ -199,7 +199,7 @@ def splitting_of(config: TensorNet2Config) -> float:
 def prepare_mesh(
     config: TensorNet2Config, frame: Frame | None, batch: Tensor, n_edges: int
 ) -> tuple[Frame, PMEParameters]:
-    """Check what the exact module is given, and choose the mesh.
+    """Check the arguments of the exact module, and choose the mesh.
 
     Parameters
     ----------

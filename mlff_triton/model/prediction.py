@@ -71,7 +71,7 @@ class Ensemble(nn.Module):
 
     @property
     def known_domain(self) -> KnownDomain | None:
-        """Structures that the members were trained for, if all have the same record."""
+        """Structures that the members were trained for, if all members have the same record."""
         first, *others = (member.known_domain for member in members_of(self))
         return first if all(other == first for other in others) else None
 
@@ -130,7 +130,7 @@ def _mean(of_members: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def members_of(model: TensorNet | Ensemble) -> list[TensorNet]:
-    """List the members of an ensemble; a single model is its own only member."""
+    """List the members of an ensemble, or a single model itself."""
     if isinstance(model, TensorNet):
         return [model]
     return [member for member in model.members if isinstance(member, TensorNet)]
@@ -164,7 +164,7 @@ class Prediction:
         to the total charge.
     uncertainty : [N], optional
         Expected error of the force on each atom in eV/Å, if the model knows its uncertainty. It
-        carries no gradients. Of several models, it is the mean.
+        carries no gradients. For several models, it is the mean.
     """
 
     energy: Tensor
@@ -180,7 +180,7 @@ class Prediction:
 
     @classmethod
     def mean(cls, predictions: Sequence[Prediction]) -> Prediction:
-        """Return the mean of several predictions for the same systems, of results that all have."""
+        """Return the mean of the results that several predictions for the same systems share."""
         if len(predictions) == 1:
             return predictions[0]
         columns = [prediction.tensors for prediction in predictions]
@@ -222,8 +222,8 @@ class ExternalField(Protocol):
     Attributes
     ----------
     layout : int or None
-        Identifies, among all fields, the launches of these methods and the addresses that they use,
-        so that steps can be captured in a CUDA graph together with them. None if they cannot.
+        Identifies the launches of these methods and the addresses that they use among all fields,
+        so that a CUDA graph of a step can include them. None if it cannot.
     """
 
     @property
@@ -240,7 +240,7 @@ class ExternalField(Protocol):
         """Queue the transfer of results to the host."""
 
     def collect(self) -> None:
-        """Take over the results of the last step, for which nobody has to wait anymore."""
+        """Take over the results of the last step, which are complete by now."""
 
 
 def predict(
@@ -286,13 +286,13 @@ def predict(
         Direction in which no system is periodic, for particle-mesh Ewald. The length of the cells'
         vector in this direction does not matter.
     n_systems : int, optional
-        Number of systems B. By default it is read from ``batch``, for which the host waits for a
+        Number of systems B. By default, it is read from ``batch``, which makes the host wait for a
         GPU. With it, a call can be captured in a CUDA graph, which checks neither elements nor
         charges.
     field : callable, optional
-        Energy of the partial charges in a field, which is added to that of the model, whose charges
-        must be known. The forces follow from the dependence of the charges on positions. The force
-        of the field on fixed charges is not among them.
+        Energy of the partial charges in a field, which is added to the energy of the model. The
+        model must predict charges. The forces follow from the dependence of the charges on
+        positions. They do not include the force of the field on fixed charges.
 
     Returns
     -------
@@ -321,7 +321,7 @@ def predict(
 
 
 class _Systems(NamedTuple):
-    """Atoms that `predict` computes, with its names; `charge` and `batch` are always known."""
+    """Arguments of `predict` under the same names; `charge` and `batch` are always set."""
 
     numbers: Tensor
     positions: Tensor
@@ -406,7 +406,7 @@ def _differentiate(
 def _forces(
     systems: _Systems, vectors: Tensor, frame: Frame | None, gradients: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor]:
-    """Return forces and virials; gradients are by edge vectors, and those of the frame if any."""
+    """Return forces and virials from gradients by edge vectors and by the frame, if any."""
     graph, batch = systems.graph, systems.batch
     gradient, *by_frame = gradients
     ends = torch.cat([graph.senders, graph.receivers])
@@ -446,7 +446,7 @@ def _frame(
 
 
 def _leaf(edges: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return edge vectors of a dtype, which the energy is differentiated by and nothing else."""
+    """Return edge vectors of a dtype, detached, for differentiating the energy by them."""
     return edges.detach().to(dtype).requires_grad_()
 
 

@@ -1,4 +1,4 @@
-"""Radial bases, which expand a distance in ``num_rbf`` smooth functions, and cutoffs.
+"""Cutoffs, and radial bases, which expand a distance in ``num_rbf`` smooth functions.
 
 ``expnorm`` and ``gauss`` follow TorchMD-NET 3.1 (`models/utils.py`); the spherical Bessel bases
 follow MatGL 4.1 (`layers/_basis.py`).
@@ -42,7 +42,7 @@ def cosine_cutoff(distance: Tensor, lower: float, upper: float) -> Tensor:
 
 
 def polynomial_cutoff(x: Tensor) -> Tensor:
-    """Switch from 1 at 0 to 0 at 1, with two derivatives that vanish at the end.
+    """Switch from 1 at 0 to 0 at 1; the first two derivatives vanish at 1.
 
     ``1 - (p + 1) (p + 2) / 2 x^p + p (p + 2) x^(p + 1) - p (p + 1) / 2 x^(p + 2)`` with p = 6; J.
     Gasteiger, J. Groß, S. Günnemann, ICLR 2020, https://arxiv.org/abs/2003.03123, eq. 8.
@@ -109,7 +109,7 @@ class ExactConstants(nn.Module):
 
 
 class SmoothBesselBasis(ExactConstants):
-    """Orthogonal combinations of ``j_0``, zero at the cutoff with their first two derivatives.
+    """Orthogonal combinations of ``j_0`` that vanish at the cutoff with two derivatives.
 
     Source: https://doi.org/10.1063/1.5126701, eqs. (28)-(31); MatGL with ``use_smooth``.
     """

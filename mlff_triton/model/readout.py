@@ -106,7 +106,7 @@ class Readout(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Map tensors x [9, N, F] to energies [N], in units of ``std``, and hidden values [N, H].
 
-        The last hidden values are those that the last linear map of the head multiplies.
+        The last hidden values are the inputs of the last linear map of the head.
         """
         invariants = irrep_norms(x).movedim(0, 1).flatten(1)  # [N, 3 F]
         hidden = self.linear(self.norm(invariants))

@@ -1,6 +1,6 @@
 """Screened nuclear repulsion between bonded atoms, as in TorchMD-NET's ``RepulsionZBL``.
 
-It has the form of ZBL with an exponent of 0.3 and ends, with two derivatives, at the sum of the
+It has the form of ZBL with an exponent of 0.3, and vanishes with two derivatives at the sum of the
 covalent radii. `mlff_triton.model.zbl` is another repulsion, that of TorchMD-NET's ZBL prior.
 """
 
@@ -45,7 +45,7 @@ class Repulsion(nn.Module):
 
     Notes
     -----
-    Checkpoints hold these tables, as a model was trained with all their digits.
+    Checkpoints hold these tables, because a model was trained with all their digits.
     """
 
     charge: Tensor

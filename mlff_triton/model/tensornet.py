@@ -50,7 +50,7 @@ EXACT = ("std", "mean", "references", "nuclear_charges")
 """Buffers of a model that stay in float64 when it is cast."""
 
 UNCERTAINTY = ("readout.uncertainty", "readout.uncertainty_limit")
-"""Buffers that only models have which know their uncertainty; see `Readout`."""
+"""Buffers of models that know their uncertainty; see `Readout`."""
 
 
 class AtomResults(NamedTuple):
@@ -73,7 +73,7 @@ class AtomResults(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Positions and cells, which only energies by particle-mesh Ewald depend on directly.
+    """Positions and cells; only energies by particle-mesh Ewald depend on them directly.
 
     Attributes
     ----------
@@ -194,7 +194,7 @@ class Interaction(nn.Module):
         factors : 3 of [E, F]
             Factors of the three parts of the messages.
         own : [N, 3, F] or [1, 3, F], optional
-            The same for the message of each atom to itself, in models with self-loops.
+            Factors of the message of each atom to itself, in models with self-loops.
         charge_factor : [N, 1] or float
             Factor of the products of tensors.
 
@@ -338,7 +338,7 @@ class TensorNet(nn.Module):
 
     @property
     def network_hash(self) -> str:
-        """Hash of the weights that energies depend on, whatever the model says of its errors."""
+        """Hash of the weights that energies depend on, without those of uncertainties."""
         facts = self.state_dict()
         return hash_of_weights({k: v for k, v in facts.items() if k not in UNCERTAINTY})
 
@@ -365,8 +365,8 @@ class TensorNet(nn.Module):
         Raises
         ------
         UnknownElementError
-            If the model does not support an element. This is not checked in the capture of a CUDA
-            graph.
+            If the model does not support an element. This is not checked while a CUDA graph is
+            captured.
         """
         if is_capturing(numbers):
             return self.species_of_number[numbers]
@@ -404,7 +404,7 @@ class TensorNet(nn.Module):
         batch : int64 [N], optional
             System of each atom, ascending. By default, all atoms belong to one system.
         frame : Frame, optional
-            Positions and cells, which models need that have `uses_mesh`.
+            Positions and cells; models with `uses_mesh` need them.
 
         Returns
         -------

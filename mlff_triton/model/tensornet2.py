@@ -33,13 +33,13 @@ from mlff_triton.neighbors.box import Box
 from mlff_triton.neighbors.graph import Graph
 
 ROUNDING = 1e-6
-"""Å by which a box may fall short of two Coulomb cutoffs, as conversions of units round."""
+"""Å by which a box may fall short of two Coulomb cutoffs, because unit conversions round."""
 PME_CUTOFF, PME_ERROR = 9.0, 1e-4
 """Cutoff in Å and relative error of particle-mesh Ewald for models that have none."""
 
 
 class ChargedInteraction(Interaction):
-    """One round of message passing, by factors that depend on the charges of both atoms."""
+    """One round of message passing, with factors that depend on the charges of both atoms."""
 
     def forward(self, x: Tensor, edges: Edges, charges: Tensor) -> Tensor:
         """Update tensors x [9, N, F], given charges [N, Q] of the atoms."""
@@ -62,7 +62,7 @@ class ChargedInteraction(Interaction):
         return self.update(x, edges, list(factors.unbind(1)), own, 1.0)
 
     def _factors(self, hidden: Tensor, cutoff: Tensor) -> Tensor:
-        """Map what the first linear map returned to factors: [E, F] and [E] -> [E, 3, F]."""
+        """Map the output of the first linear map to factors: [E, F] and [E] -> [E, 3, F]."""
         hidden = self.activation(hidden)
         for linear in self.radial[1:]:
             hidden = self.activation(linear(hidden))
@@ -120,7 +120,7 @@ class TensorNet2(TensorNet):
 
     @property
     def uses_mesh(self) -> bool:
-        """True if the Coulomb energy is that of particle-mesh Ewald."""
+        """True if the Coulomb energy is computed by particle-mesh Ewald."""
         return self.config.coulomb_method == "pme"
 
     @property
@@ -149,7 +149,7 @@ class TensorNet2(TensorNet):
         """Compute all results of each atom as `TensorNet.atom_results` does."""
         if batch is None:
             batch = torch.zeros_like(numbers)
-        n_systems = len(batch)  # or fewer; to count them would wait for the GPU
+        n_systems = len(batch)  # or fewer; counting them would wait for the GPU
         total = charge.to(vectors.dtype)[:, None]
         species = self.species(numbers)
         edges = self._near_edges(vectors, graph)
@@ -177,7 +177,7 @@ class TensorNet2(TensorNet):
         return AtomResults(self._with_priors(energies, species, edges), mean, uncertainty)
 
     def _near_edges(self, vectors: Tensor, graph: Graph) -> Edges:
-        """Drop the edges beyond the network's cutoff; in the capture of a CUDA graph, keep all.
+        """Drop the edges beyond the network's cutoff; while a CUDA graph is captured, keep all.
 
         They do not contribute to its results.
         """
@@ -205,8 +205,8 @@ class TensorNet2(TensorNet):
     ) -> Tensor:
         """Compute the Coulomb energy of each atom, float64 [N], eV: half that of its pairs.
 
-        It is the mean over the charges [N, layers + 1, Q] of each atom, with their weights. Of
-        particle-mesh Ewald, it is the part that is a sum over pairs.
+        It is the weighted mean over the charges [N, layers + 1, Q] of each atom. For particle-mesh
+        Ewald, it is only the sum over pairs.
         """
         first, _ = graph.pairs
         distance = torch.linalg.vector_norm(vectors.index_select(0, first), dim=1).double()
@@ -270,7 +270,7 @@ def with_coulomb(
     coulomb_cutoff: float | None = None,
     pme_error: float | None = None,
 ) -> TensorNet | Ensemble:
-    """Return a copy of a model with another kind of Coulomb energy, and the same weights.
+    """Return a copy of a model with another kind of Coulomb energy and the same weights.
 
     Parameters
     ----------
@@ -278,12 +278,12 @@ def with_coulomb(
         A model, or several, with a Coulomb energy.
     coulomb : {"all-pairs", "reaction-field", "pme"}, optional
         Sum over all pairs of atoms, over those within the cutoff with a reaction field beyond it,
-        or over all periodic images by particle-mesh Ewald. By default, that of the model, or a
+        or over all periodic images by particle-mesh Ewald. By default, the model's own, or a
         reaction field if only a cutoff is given.
     coulomb_cutoff : float, optional
-        Å; that of the model by default, and `PME_CUTOFF` for PME of a model without one.
+        Cutoff in Å; by default the model's own, or `PME_CUTOFF` for PME of a model without one.
     pme_error : float, optional
-        Relative error of the Coulomb forces by PME; that of the model or `PME_ERROR` by default.
+        Relative error of the Coulomb forces by PME; by default the model's own, or `PME_ERROR`.
 
     Raises
     ------

@@ -18,7 +18,7 @@ SCREENING_LENGTH = 0.8854 * BOHR  # Å
 
 
 def zbl_energy(zbl: ZBLConfig, distance: Tensor, z_i: Tensor, z_j: Tensor) -> Tensor:
-    """Compute half the repulsion energy of two nuclei, the share of one atom.
+    """Compute half the repulsion energy of two nuclei, which is the share of one atom.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def zbl_energy(zbl: ZBLConfig, distance: Tensor, z_i: Tensor, z_j: Tensor) -> Te
 
 
 def nuclei_of(config: TensorNetConfig, device: torch.device) -> list[Nuclei]:
-    """Precompute the factors of `zbl_energy` for each element, for each repulsion of a model."""
+    """Precompute the factors of `zbl_energy` for each element and each repulsion of a model."""
 
     def tensor(*values: float) -> Tensor:
         return torch.tensor(values, dtype=torch.float64, device=device)
