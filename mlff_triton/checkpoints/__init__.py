@@ -71,17 +71,17 @@ def load_model(
         Hugging Face Hub, with huggingface_hub.
     energy_unit : {"eV", "Hartree", "kcal/mol", "kJ/mol"}, optional
         Energy unit in which a TorchMD-NET model was trained. Only files with a ZBL prior record it;
-        by default, it is theirs, or eV. The loaded model always returns eV.
+        by default, it is the recorded unit, or eV. The loaded model always returns eV.
     coulomb_cutoff : float, optional
         Cutoff in Å of the Coulomb energy of a TensorNet2, with a reaction field beyond it, as
-        periodic boxes require, or of the sum over pairs of particle-mesh Ewald. By default, that of
-        the file, which may have none: all pairs of atoms then interact.
+        periodic boxes require, or of the sum over pairs of particle-mesh Ewald. By default, the
+        cutoff of the file; if it has none, all pairs of atoms interact.
     coulomb : {"all-pairs", "reaction-field", "pme"}, optional
         Coulomb energy of a TensorNet2: of all pairs of atoms, within the cutoff with a reaction
-        field, or of all periodic images by particle-mesh Ewald (PME). By default, that of the file,
+        field, or of all periodic images by particle-mesh Ewald (PME). By default, as in the file,
         or the reaction field if a cutoff is given. See ``docs/charges.md``.
     pme_error : float, optional
-        Error of the Coulomb forces by PME, relative to them; 1e-4 by default.
+        Relative error of the Coulomb forces by PME; 1e-4 by default.
     add_references : bool
         If True, a TorchMD-NET model that was trained without the energies of atoms
         (``--remove-ref-energy``) returns total energies, with those of its file.
@@ -89,8 +89,8 @@ def load_model(
     Returns
     -------
     TensorNet or Ensemble
-        On the CPU, in evaluation mode, in float64 if the file is, otherwise in float32. A TensorNet
-        may be a `TensorNet2`.
+        On the CPU, in evaluation mode, in float64 if the file is in float64, otherwise in float32.
+        A TensorNet may be a `TensorNet2`.
 
     Raises
     ------
@@ -121,7 +121,7 @@ def load_model(
             f"energy_unit={energy_unit!r} is unknown: use one of {', '.join(ENERGY_UNITS)}"
         )
     path = resolve_path(model)
-    # Modules draw their first weights, which those of the file replace.
+    # Modules draw initial weights, which the weights of the file replace.
     with interpreting(str(path)), kept_random_state():
         found = _load(path, energy_unit, add_references=add_references)
     if coulomb is None and coulomb_cutoff is None and pme_error is None:
@@ -130,7 +130,7 @@ def load_model(
 
 
 def loaded(model: str | Path | TensorNet | Ensemble) -> TensorNet | Ensemble:
-    """Return a loaded model as it is, or load it by `load_model`."""
+    """Return a loaded model unchanged, or load it by `load_model`."""
     return model if isinstance(model, (TensorNet, Ensemble)) else load_model(model)
 
 
@@ -165,7 +165,7 @@ def resolve_path(model: str | Path) -> Path:
         if path.exists():
             return path
         reason = ""
-    except (OSError, RuntimeError) as error:  # a name too long, a home of nobody
+    except (OSError, RuntimeError) as error:  # name too long, or unknown home
         reason = f" ({getattr(error, 'strerror', None) or error})"
     known = ["default", *shipped, *hub.NAMED]
     near = " or ".join(get_close_matches(shortened(name).lower(), known))
@@ -179,7 +179,7 @@ def resolve_path(model: str | Path) -> Path:
 def lasting_name(model: str | Path) -> str:
     """Return a name that means the same anywhere.
 
-    That is the name of a shipped model, the address of one on the Hub with its commit, or an
+    It is the name of a shipped model, the address of a model on the Hub with its commit, or an
     absolute path. A relative path, or "default", may be another model in another directory or
     version. Errors are those of `resolve_path`.
     """

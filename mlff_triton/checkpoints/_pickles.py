@@ -18,7 +18,7 @@ MAX_PICKLE_BYTES = 2 << 20  # tensors are separate members; their names need 150
 MAX_COPIED_OBJECTS = 1_000_000
 STORES = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE")
 FETCHES = ("GET", "BINGET", "LONG_BINGET")
-# Names that a pickle may refer to. PyTorch permits more, with which 20 bytes allocate 20 GB.
+# Names that a pickle may refer to. PyTorch permits more, some of which let 20 bytes allocate 20 GB.
 PLAIN = re.compile(
     r"collections (OrderedDict|Counter)|(__builtin__|builtins) set"
     r"|torch\._utils _rebuild_(tensor_v2|parameter)"
@@ -82,10 +82,10 @@ def _check_plain(pickled: bytes, name: str) -> None:
 
 
 def _copied_objects(pickled: bytes) -> int:
-    """Count the objects, with all they contain, that a pickle takes from its memo.
+    """Count the objects that a pickle takes from its memo, with everything they contain.
 
     Sixty tuples, each of which contains the one before it twice, stand for 2^60 objects. Python
-    visits all of them to hash the last one, as it does for a key of a dict. The count stops above
+    visits all of them to hash the last one, for example as a key of a dict. The count stops above
     the limit.
     """
     memo: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Reading of files that may be damaged, hostile, or no checkpoints at all."""
+"""Reading of files that may be damaged, hostile, or not checkpoints at all."""
 
 from __future__ import annotations
 

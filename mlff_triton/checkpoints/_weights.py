@@ -1,4 +1,4 @@
-"""Shared by the readers of checkpoints: tensor order, and models made of checked weights."""
+"""Helpers of the checkpoint readers: tensor order, and models made from checked weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCALE = ("std", "mean", "references")
 
 
 class ForeignWeights(dict[str, Tensor]):
-    """Weights by their original names, which keep track of those never read."""
+    """Weights by their original names; those that are never read are tracked."""
 
     def __init__(self, weights: Mapping[str, Tensor], name: str) -> None:
         for key, value in weights.items():
@@ -62,14 +62,14 @@ def stack_linears(theirs: Mapping[str, Tensor], block: str, indices: tuple[int, 
 def build_model(
     config: TensorNetConfig, state: Mapping[str, Tensor], scale: Mapping[str, Tensor], name: str
 ) -> TensorNet:
-    """Build a model of the given weights, in evaluation mode.
+    """Build a model from the given weights, in evaluation mode.
 
-    The shapes that decide its size are compared before memory is allocated for the model.
+    The shapes that decide the model's size are checked before its memory is allocated.
 
     Parameters
     ----------
     config : TensorNetConfig
-        The architecture: that of a `TensorNet2` if it is a `TensorNet2Config`.
+        The architecture; a `TensorNet2Config` makes a `TensorNet2`.
     state : mapping of str to Tensor
         All weights by their names in `TensorNet`, without the energy scale. Those of the model's
         uncertainty may be missing.
@@ -81,12 +81,13 @@ def build_model(
     Returns
     -------
     TensorNet
-        In float64 if the weights are, otherwise in float32, which holds lower precisions exactly.
+        In float64 if the weights are in float64, otherwise in float32, which represents lower
+        precisions exactly.
 
     Raises
     ------
     CheckpointError
-        Unless names and shapes match exactly, and all weights and energies are finite in float32.
+        If names or shapes do not match exactly, or a weight or energy is not finite in float32.
     """
     channels = config.hidden_channels
     sizes: dict[str, tuple[int, ...]] = {
@@ -149,7 +150,7 @@ def _load_weights(model: TensorNet, state: Mapping[str, Tensor], name: str) -> N
 
 
 def _check_energies(model: TensorNet, name: str) -> None:
-    """Compute a chain of all elements in float32, in which finite weights may still overflow."""
+    """Compute a chain of all elements in float32, because finite weights may still overflow."""
     elements = model.config.elements
     numbers = torch.tensor((*elements, elements[0]))
     atoms = torch.arange(len(numbers))

@@ -1,4 +1,4 @@
-"""Doubts about a dispersion correction, by what is known of the training data of a model."""
+"""Checks of a dispersion correction against what is known of a model's training data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORDS = re.compile(
     r"\b(DFT-?D[234]|D[34](\(BJ\)|BJ|\b)|VV10|MBD|XDM|GFN[12]|[wω]?B97(X|M)?-(D|V|rV)|[wω]B97M)",
     re.IGNORECASE,
 )
-"""Names of dispersion, and of methods that have it, in cards of models."""
+"""Names of dispersion, and of methods that include it, in model cards."""
 CARD = "README.md"
 
 
@@ -26,7 +26,7 @@ def warn_of_dispersion(model: object, method: str) -> None:
     Parameters
     ----------
     model : str, path or object
-        The model, as a user names it. Of a loaded one, nothing is known.
+        The model, as a user names it. Nothing is known about the data of a loaded model.
     method : str
         Name of the correction, such as "d3bj:pbe".
 
@@ -74,13 +74,13 @@ def _name_of(model: str | Path) -> str:
 
 
 def dispersion_in_card(path: Path) -> str:
-    """Return the dispersion, or the method with it, that the card of a model names, or nothing."""
+    """Return the dispersion, or a method with dispersion, that a model card names, or nothing."""
     found = WORDS.search(_card(path))
     return found[0] if found else ""
 
 
 def _card(path: Path) -> str:
-    """Return the text that describes a model: in its file, beside it, or in its folder."""
+    """Return the description of a model from its file, from beside it, or from its folder."""
     if path.is_dir() or path.name == "model.json":
         text, beside = "", (path if path.is_dir() else path.parent) / CARD
     else:

@@ -1,4 +1,4 @@
-"""Facts about the models that have names: elements, charges, license, published accuracy.
+"""Facts about the named models: elements, charges, license, published accuracy.
 
 ``mlff-triton models`` and ``info`` print them, and the page "Choosing a model" of the documentation
 is checked against them. A number is here only if a source states it.
@@ -25,9 +25,9 @@ class ModelFacts:
     elements : tuple of str
         Symbols of the elements it knows, by atomic number.
     charge : str
-        Total charges that it takes.
+        Total charges that it supports.
     periodic : str
-        Boundary conditions that it takes.
+        Boundary conditions that it supports.
     reference : str
         Method and data that it was trained on.
     license : str

@@ -1,8 +1,8 @@
 """Models by name: files of the Hugging Face Hub, fetched once into its cache.
 
-Nothing is fetched unless a name asks for it, and what is in the cache is not looked up again. The
+Nothing is fetched unless a name asks for it, and cached files are not looked up again. The
 environment variables of huggingface_hub apply: ``HF_HOME``, ``HF_ENDPOINT``, ``HF_TOKEN``,
-``HF_HUB_OFFLINE``, and those of proxies.
+``HF_HUB_OFFLINE``, and the proxy variables.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class HubModel:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All files of the model, the one to load first."""
+        """All files of the model, starting with the one to load."""
         path = PurePosixPath(self.file)
         if path.name == "model.json":
             return self.file, str(path.with_name("state.pt"))
         return (self.file,)
 
     def commit_of(self, path: Path) -> str:
-        """Return the commit that the cache has a file of this model from."""
+        """Return the commit of this model's file in the cache."""
         return path.parents[self.file.count("/")].name
 
     def address_of(self, path: Path) -> str:
@@ -96,7 +96,7 @@ def find(name: str) -> HubModel | None:
     ----------
     name : str
         A name in `NAMED`, or ``hf:owner/repository/file``; ``hf:owner/repository@revision/file``
-        for another revision than ``main``.
+        for a revision other than ``main``.
 
     Raises
     ------
@@ -156,7 +156,7 @@ def fetch(model: HubModel, name: str) -> Path:
 def _cached(model: HubModel) -> Path | None:
     """Return the path of a model if all of its files are in the cache, without any request.
 
-    A download with ``local_files_only`` may begin with one, for a list of agents.
+    Even a download with ``local_files_only`` may first request a list of agents.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -173,7 +173,7 @@ def _cached(model: HubModel) -> Path | None:
 def _download(model: HubModel) -> Path:
     """Fetch the files of a model, all from the commit of the first one, and return its path.
 
-    The size is asked for first. That fails at once, while a download without a network is retried.
+    The size is requested first. Without a network, this fails at once, while a download is retried.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
@@ -193,7 +193,7 @@ def _download(model: HubModel) -> Path:
 
 
 def _license(model: HubModel, path: Path) -> str:
-    """Return the license in the model card, which is fetched too, or what to do without one."""
+    """Fetch the model card and return its license, or what to do without one."""
     from huggingface_hub import errors, hf_hub_download
 
     try:
@@ -209,9 +209,9 @@ def _license(model: HubModel, path: Path) -> str:
 
 
 def _check_hash(path: Path, known: str | None, name: str) -> None:
-    """Compare a file in the cache with its hashes: that in `NAMED`, and that of the Hub.
+    """Compare a file in the cache with its hashes in `NAMED` and on the Hub.
 
-    In the cache, a file is a link to one that the Hub's hash names. It is SHA-256 for large files.
+    A file in the cache is a link to a file named by the Hub's hash, SHA-256 for large files.
     """
     target = path.readlink().name if path.is_symlink() else ""
     expected = {known, target if _SHA256.fullmatch(target) else None} - {None}
@@ -244,7 +244,7 @@ def _explaining(model: HubModel, name: str) -> Iterator[None]:
 
 
 def _explanation(error: Exception, model: HubModel, name: str) -> str:
-    """Say in one line what is wrong and what to do."""
+    """Return one line that says what is wrong and what to do."""
     from huggingface_hub import errors
 
     page = _page(model)

@@ -127,7 +127,7 @@ def _config(args: Mapping[str, Any]) -> TensorNetConfig:
 def _distance_projections(theirs: Mapping[str, Tensor], kind: str) -> tuple[Tensor, ...]:
     """Return the weights or biases of the three projections of distances.
 
-    MatGL 4.1.2 stores them as one map where it finds NVIDIA Warp.
+    MatGL 4.1.2 stores them as one map if it finds NVIDIA Warp.
     """
     fused = f"tensor_embedding.distance_proj.{kind}"
     if fused in theirs:

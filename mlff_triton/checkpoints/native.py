@@ -1,6 +1,7 @@
 """The package's own checkpoints: safetensors files with the architecture as JSON metadata.
 
-The metadata also holds a digest of everything else in the file, as the format has no checksums.
+The metadata also holds a digest of everything else in the file, because the format has no
+checksums.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def save_model(model: TensorNet | Ensemble, path: str | Path, card: str = "") ->
     path : path
         File to write, usually with the suffix ``.safetensors``. An existing file is replaced.
     card : str
-        Model card to store in the file, a description of data, errors and limits.
+        Model card to store in the file: a description of data, errors and limits.
 
     Raises
     ------
@@ -96,7 +97,7 @@ def read_native(content: bytes, name: str) -> TensorNet:
     Raises
     ------
     CheckpointError
-        If the file is truncated or damaged. Older files have no digest to tell by.
+        If the file is truncated or damaged. Older files lack the digest that reveals damage.
     UnsupportedModelError
         If the file has another format.
     """
@@ -137,7 +138,7 @@ def _split(content: bytes, name: str) -> tuple[dict[str, Any], memoryview]:
 
 
 def _digest(header: dict[str, Any], data: memoryview) -> str:
-    """Compute the SHA-256 of names, shapes, metadata and tensors, but the digest itself."""
+    """Compute the SHA-256 of names, shapes, metadata and tensors, without the digest itself."""
     metadata = {key: value for key, value in header["__metadata__"].items() if key != "digest"}
     facts = json.dumps({**header, "__metadata__": metadata}, sort_keys=True)
     digest = hashlib.sha256(facts.encode())

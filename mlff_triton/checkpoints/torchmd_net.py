@@ -1,4 +1,4 @@
-"""Reader of TorchMD-NET checkpoints, Lightning ``.ckpt`` files, of TensorNet and TensorNet2.
+"""Reader of TorchMD-NET checkpoints (Lightning ``.ckpt`` files) of TensorNet and TensorNet2.
 
 Follows `torchmdnet.models.model.load_model` of TorchMD-NET 3.1.
 """
@@ -80,10 +80,10 @@ def from_checkpoint(
     name : str
         Name of the file in error messages.
     energy_unit : str, optional
-        Energy unit that the model was trained in, a key of `ENERGY_UNITS`. By default, that which
-        a ZBL prior records, or eV.
+        Energy unit that the model was trained in, a key of `ENERGY_UNITS`. By default, the unit
+        recorded by a ZBL prior, or eV.
     add_references : bool
-        If True, energies of atoms that the model was trained without are added to its energies.
+        If True, the energies of atoms that the model was trained without are added.
 
     Returns
     -------
@@ -99,7 +99,8 @@ def from_checkpoint(
     CheckpointError
         If weights are superfluous or of the wrong shape.
     KeyError
-        If hyper-parameters or weights are missing, which `interpreting` turns into the former.
+        If hyper-parameters or weights are missing; `interpreting` turns it into a
+        `CheckpointError`.
 
     Warns
     -----
@@ -185,7 +186,7 @@ def _prior_arguments(
 def _check_arguments(
     priors: list[dict[str, Any]], arguments: list[Any], weights: Mapping[str, Tensor], name: str
 ) -> None:
-    """Warn of priors without arguments, or raise `UnsupportedModelError` if they have weights."""
+    """Warn about priors without arguments; raise `UnsupportedModelError` if they have weights."""
     counts = f"{name} lists {len(priors)} priors and the arguments (prior_args) of {len(arguments)}"
     if len(arguments) > len(priors):
         raise UnsupportedModelError(f"{counts}: correct them in the file")
@@ -276,7 +277,7 @@ def _warn_of_unit(priors: list[dict[str, Any]], unit: float, name: str) -> None:
 
 
 def _warn_of_box(args: Mapping[str, Any], weights: Mapping[str, Tensor], name: str) -> None:
-    """Warn of a box in the file, in which TorchMD-NET computes structures without one."""
+    """Warn about a box in the file, which TorchMD-NET applies to structures without a box."""
     box = args.get("box_vecs")
     stored = weights.get("distance.box")
     if box is None and stored is not None and stored.any():
@@ -318,7 +319,7 @@ def _config(
     return TensorNet2Config(
         **common,
         charge_channels=args["q_dim"],
-        # TorchMD-NET ignores it for the head Scalar.
+        # TorchMD-NET ignores it for the ``Scalar`` head.
         head_layers=args.get("output_mlp_num_layers", 0) if has_coulomb else 0,
         coulomb=has_coulomb,
         coulomb_cutoff=args.get("coulomb_cutoff") if has_coulomb else None,
@@ -383,7 +384,7 @@ def _translate(
 
 
 def _interleaved(config: TensorNetConfig) -> list[str]:
-    """List our linear maps whose outputs have another order in the old layout."""
+    """List our linear maps whose outputs are in another order in the old layout."""
     names = ["embedding.scalar.1"]
     if not isinstance(config, TensorNet2Config):  # whose layers have the present one
         names += [f"layers.{k}.radial.2" for k in range(config.num_layers)]
