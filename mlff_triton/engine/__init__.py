@@ -1,1 +1,1 @@
-"""Inference engine: models prepared for a device, and the steps that compute them."""
+"""Inference engine: models prepared for a device, and the steps that evaluate them."""

@@ -19,7 +19,7 @@ from mlff_triton.neighbors.neighbor_list import check_positions
 
 HEAD = 64  # rows compared first
 MAX_CHARGE = 1_000_000  # elementary charges
-SMALL = 1 << 15  # bytes that are compared faster than NumPy compares elements
+SMALL = 1 << 15  # size in bytes up to which comparing bytes is faster than NumPy's comparison
 OPEN, NO_CELL = bytes(3), bytes(72)  # pbc and cell of ASE's atoms in vacuum
 IntArray = NDArray[np.int64]
 
@@ -28,8 +28,8 @@ IntArray = NDArray[np.int64]
 class Batch:
     """One or several systems, checked.
 
-    `of` checks everything. Methods that start with ``with_`` check and replace one part, and share
-    all others, so that consumers see by identity or by `same_atoms` what has changed.
+    `of` checks everything. Methods that start with ``with_`` check and replace one part and share
+    all others, so that consumers recognize changes by identity or by `same_atoms`.
 
     Attributes
     ----------
@@ -99,7 +99,7 @@ class Batch:
 
     @classmethod
     def concatenate(cls, batches: Sequence[Batch]) -> Batch:
-        """Return one batch of all systems of several batches, in order."""
+        """Join several batches into one, in order."""
         starts = np.cumsum([0, *(len(batch.boxes) for batch in batches)])
         return cls(
             numbers=np.concatenate([batch.numbers for batch in batches]),
@@ -110,7 +110,7 @@ class Batch:
         )
 
     def systems(self) -> list[Batch]:
-        """Return a batch of each system."""
+        """Split the batch into one batch per system."""
         ends = self.system_ptr.tolist()
         return [
             Batch(
@@ -132,20 +132,20 @@ class Batch:
         )
 
     def same_numbers(self, numbers: ArrayLike) -> bool:
-        """Return True if atomic numbers, as a user gives them, are those of this batch."""
+        """Return True if atomic numbers, as given by a user, equal those of this batch."""
         return same(as_array(numbers), self.numbers)
 
     def same_charge(self, charge: object) -> bool:
-        """Return True if a total charge is that of this batch, which holds one system."""
+        """Return True if a total charge equals that of this batch of one system."""
         known = self.charge.item(0)  # not NumPy's, which cannot compare with huge integers
         return isinstance(charge, (int, float, np.number)) and bool(charge == known)
 
     def same_positions(self, positions: ArrayLike) -> bool:
-        """Return True if positions, as a user gives them, are those of this batch."""
+        """Return True if positions, as given by a user, equal those of this batch."""
         return same(as_array(positions), self.positions)
 
     def same_box(self, cell: ArrayLike | None, pbc: ArrayLike | None = None) -> bool:
-        """Return True if a cell stands for the box of this batch, which holds one system.
+        """Return True if a cell describes the box of this batch of one system.
 
         Parameters
         ----------
@@ -168,11 +168,11 @@ class Batch:
         given = rows.tobytes()
         if given == (NO_CELL if box.pbc.tobytes() == OPEN else box.cell.tobytes()):
             return True
-        # A cell that is not finite is refused, even if only non-periodic rows are not.
+        # A cell that is not finite is refused, even if only its non-periodic rows are affected.
         return math.isfinite(rows.sum()) and bool((rows[box.pbc] == box.cell[box.pbc]).all())
 
     def with_positions(self, positions: ArrayLike) -> Batch:
-        """Return this batch with other positions, float [N, 3] in Å.
+        """Return this batch with new positions, float [N, 3] in Å.
 
         Raises
         ------
@@ -216,7 +216,7 @@ class Batch:
 
 
 def _same_pbc(pbc: NDArray[np.generic], box: Box) -> bool:
-    """Return True if periodic directions, bool or bool [3], are those of a box."""
+    """Return True if periodic directions, bool or bool [3], equal those of a box."""
     if pbc.dtype == np.bool_ and pbc.shape == (3,):
         return pbc.tobytes() == box.pbc.tobytes()  # much quicker than a comparison by NumPy
     return pbc.shape in ((), (3,)) and bool((pbc == box.pbc).all())
@@ -272,8 +272,8 @@ def _check_boxes(
 def same(a: NDArray[np.generic], b: NDArray[np.generic]) -> bool:
     """Return True if two arrays of at least one dimension are equal.
 
-    Bytes are compared where that is faster than a comparison by NumPy, and those of the first rows
-    before all others, as they usually suffice to tell arrays apart.
+    Bytes are compared where that is faster than a comparison by NumPy. The first rows are compared
+    first, because they usually differ if the arrays do.
     """
     if a is b:
         return True
@@ -291,7 +291,7 @@ def check_charge(charge: ArrayLike | Tensor, n_systems: int = 1) -> FloatArray:
         return np.full(n_systems, float(single))
     try:
         given = as_array(charge)
-        if given.dtype.kind not in "iuf":  # of texts, truth values and complex numbers
+        if given.dtype.kind not in "iuf":  # for strings, booleans and complex numbers
             raise TypeError
         values = np.asarray(given, dtype=np.float64)
         values = np.broadcast_to(values.ravel() if values.size == 1 else values, n_systems)

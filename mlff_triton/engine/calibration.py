@@ -19,7 +19,7 @@ from mlff_triton.errors import BackendError
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.neighbor_list import neighbor_list
 
-EXACT_EDGES = 20_000_000  # for which the host takes seconds to list them
+EXACT_EDGES = 20_000_000  # listing them takes the host seconds
 SIZES = {"cpu": (16, 64, 256, 1024), "cuda": (16, 64, 256, 1024, 4096, 16384)}
 
 
@@ -103,7 +103,7 @@ def measure_backend(
 
 
 def _count_edges(batch: Batch, cutoff: float) -> int:
-    """Count the directed edges of a droplet; without a cutoff, all pairs of atoms are some."""
+    """Count the directed edges of a droplet; without a cutoff, all pairs of atoms count."""
     n_atoms = len(batch.numbers)
     if cutoff == math.inf:
         return n_atoms * (n_atoms - 1)
@@ -114,7 +114,7 @@ def _count_edges(batch: Batch, cutoff: float) -> int:
 def droplet(model: TensorNet, n_atoms: int) -> Batch:
     """Place atoms of the model's elements on a perturbed grid, as dense as water.
 
-    They are in vacuum, or for a model with particle-mesh Ewald in a cell that they fill.
+    They are in vacuum or, for a model with particle-mesh Ewald, in a cell that they fill.
     """
     rng = np.random.default_rng(n_atoms)
     per_side = int(np.ceil(n_atoms ** (1 / 3) - 1e-9))
@@ -127,7 +127,7 @@ def droplet(model: TensorNet, n_atoms: int) -> Batch:
 
 
 def fit(points: Sequence[Point]) -> Cost:
-    """Fit costs that are not negative by least squares of the relative errors."""
+    """Fit non-negative costs by least squares of the relative errors."""
     sizes = np.array([[1.0, point.atoms, point.edges] for point in points])
     relative = sizes / np.array([[point.ms] for point in points])
     coefficients, _ = nnls(relative, np.ones(len(points)))
@@ -136,7 +136,7 @@ def fit(points: Sequence[Point]) -> Cost:
 
 
 def fastest_by_size(costs: dict[str, Cost], cutoff: float, max_atoms: int) -> list[tuple[int, str]]:
-    """Return the numbers of atoms from which on a backend is fastest, at the density of water."""
+    """Return the number of atoms above which each backend is fastest, at the density of water."""
 
     def fastest(n_atoms: int) -> str:
         n_edges = typical_edges(n_atoms, cutoff)

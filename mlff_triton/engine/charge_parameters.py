@@ -24,7 +24,7 @@ Linear = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class CoulombWeights:
-    """Weights of the charges [N, C] of an atom, C = (layers + 1) Q, of all layers in a row.
+    """Weights of the charges [N, C] of all layers, side by side, C = (layers + 1) Q.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class CoulombWeights:
     cutoff : float, optional
         Cutoff of the energy in Å. By default, all pairs of atoms interact.
     field : ReactionField or EwaldField, optional
-        Its constants, if there is one.
+        Constants of the reaction field or the Ewald sum, if there is one.
     used : int64 [U]
         Charges whose weight is not zero.
     of_mesh : float64 [U]
@@ -117,7 +117,7 @@ class ChargeParameters:
         Parameters
         ----------
         model : TensorNet2
-            In float64, on the device of the tables.
+            The model, in float64 on the device of the tables.
         tables : RadialTables
             Its tables, in the precision of the parameters.
         tf32, halves : bool

@@ -6,9 +6,9 @@ of the next layer and, with those after the last layer, the Coulomb energy. In t
 the gradients of the charges of a layer join those of its tensors.
 
 Parts of a system compute their own atoms only. They exchange tensors and charges of senders, and
-sum charges over all parts. In the backward pass, loops on a CPU find gradients for senders, and
-give these back to their owners. Kernels fetch the gradients of messages instead, as for a
-TensorNet, and only give the gradients of receivers' charges back.
+sum charges over all parts. In the backward pass, loops on a CPU find gradients for senders and
+return them to their owners. Kernels instead fetch the gradients of messages, as for a TensorNet,
+and return only the gradients of receivers' charges.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class Geometry(NamedTuple):
     near : Edges
         Edges within the cutoff of the network.
     far : Edges, optional
-        Edges within that of the Coulomb energy, if it has one.
+        Edges within the cutoff of the Coulomb energy, if it has one.
     mesh : Mesh, optional
-        Cells and their mesh, if the Coulomb energy is by particle-mesh Ewald.
+        Cells and their mesh, if the Coulomb energy uses particle-mesh Ewald.
     """
 
     positions: Tensor
@@ -73,16 +73,16 @@ class Geometry(NamedTuple):
 
 
 class GatheringBorders(Borders, Protocol):
-    """Rows of other processes, from which also gradients of messages are fetched."""
+    """Rows of other processes; gradients of messages are fetched from them, too."""
 
     def fill_all(self, rows: Tensor) -> None:
-        """Do the same as `fill` for all M rows, also beyond the cutoff of the network."""
+        """Do the same as `fill` for all M rows, including those beyond the network's cutoff."""
 
     def rows_of(self, atoms: Tensor) -> Tensor:
         """Sum values of own atoms and ghosts, [N, Q], at their rows: [n_own + M, Q]."""
 
     def reduce(self, rows: Tensor) -> Tensor:
-        """Add what all parts found for each atom: [K, n_own + M, F] -> [K, n_own, F]."""
+        """Sum the values of all parts for each atom: [K, n_own + M, F] -> [K, n_own, F]."""
 
     def total(self, values: Tensor) -> Tensor:
         """Sum values of one shape over all parts with atoms; all of them get the same bits."""
@@ -111,8 +111,8 @@ def evaluate_charged_step(
     status : int32 [N]
         Status bits of each atom, in the user's order.
     field : callable, optional
-        Energies of the partial charges in an external field, which are added; only for models whose
-        charges are known. Forces at fixed charges are not among the results.
+        Energies of the partial charges in an external field, which are added; only for models that
+        predict charges. The results do not include forces at fixed charges.
     """
     assert p.charges is not None
     assert systems.charged is not None
@@ -133,21 +133,21 @@ def evaluate_charged_part(
     n_own: int,
     borders: PartBorders | GatheringBorders,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Compute the energies of own atoms, and forces on all atoms that come from them.
+    """Compute the energies of own atoms, and the forces on all atoms that result from them.
 
     Parameters
     ----------
     ops, p
         Same as for `evaluate_charged_step`.
     systems : Systems
-        Own atoms and ghosts, but ``system_ptr`` and ``charged`` are those of own atoms. The energy
+        Own atoms and ghosts, but ``system_ptr`` and ``charged`` refer to own atoms only. The energy
         offsets of ghosts must be 0.
     geometry : Geometry
-        Positions and edges of all of them. Senders are rows, first those of own atoms.
+        Positions and edges of all of them. Senders are rows; rows of own atoms come first.
     n_own : int
         Number of own atoms, which come first, with their padding.
     borders : PartBorders or GatheringBorders
-        Rows of other parts, which all compute their steps at the same time.
+        Rows of other parts; all parts compute their steps at the same time.
 
     Returns
     -------
@@ -158,7 +158,7 @@ def evaluate_charged_part(
     assert systems.charged is not None
     near, far = geometry.near, geometry.far
     of_own, order = near.of_first(n_own), systems.order
-    if isinstance(borders, PartBorders):  # opposite edges are those of other parts
+    if isinstance(borders, PartBorders):  # opposite edges belong to other parts
         itself = torch.arange(len(near.senders), dtype=torch.int32, device=near.senders.device)
         of_own, order = of_own._replace(reverse=itself), order[:n_own]
     far = None if far is None else far.of_first(n_own)
@@ -176,7 +176,7 @@ def _forces_of(coulomb: CoulombSums | None) -> tuple[Tensor, Tensor] | None:
 
 
 class _Charges(NamedTuple):
-    """Charges [N, Q], and tensors that are kept for their backward pass."""
+    """Charges [N, Q], and tensors kept for the backward pass."""
 
     values: Tensor
     predicted: Tensor
@@ -198,7 +198,7 @@ class _Kept(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """One step: its operators, parameters and atoms, and for a part the edges of all atoms."""
+    """One step: its operators, parameters, atoms and, for a part, the edges of all atoms."""
 
     ops: Operators
     p: Parameters
@@ -213,7 +213,7 @@ class _Step(NamedTuple):
     def evaluate(self) -> tuple[Tensor, Tensor, CoulombSums | None, Tensor | None]:
         """Compute the network's energies [N], gradients [3, slots] and the Coulomb energy.
 
-        The last result are the uncertainties of the atoms, as from `read_out`.
+        The last result is the uncertainties of the atoms, as from `read_out`.
         """
         ops, p, edges = self.ops.network, self.p, self.geometry.near
         embedded, x, inverse = embed(ops, p, self.systems, edges)
@@ -257,9 +257,9 @@ class _Step(NamedTuple):
     def _pass_layers(
         self, x: Tensor, inverse: Tensor
     ) -> tuple[Tensor, list[_Kept], list[_Charges], Tensor]:
-        """Apply all layers; return the last tensors and what the backward pass needs.
+        """Apply all layers; return the last tensors and the values that the backward pass needs.
 
-        The last result are all charges [N, C] of each atom.
+        The last result is all charges [N, C] of each atom.
         """
         ops, charge_ops = self.ops.network, self.ops.charges
         every = x.new_empty(x.shape[1], len(self.c.predictions) * self.c.n_charges)
@@ -322,13 +322,13 @@ class _Step(NamedTuple):
         grads : [9, N, F], [9, N, F]
             Gradients of the tensors after the layer, and of its update.
         layer, charges
-            What the layer keeps.
+            Values that the layer keeps.
         by_charge : [N, Q], optional
             Gradients of the Coulomb energy by its charges.
         delta : [9, N, F], optional
             Update of the layer before it.
         slope : [slots]
-            Derivatives by the distances, to which those of the layer are added.
+            Derivatives by the distances; the layer adds its own to them.
         """
         ops, charge_ops = self.ops.network, self.ops.charges
         edges, network = self.geometry.near, self.c.interactions[k]
@@ -400,7 +400,7 @@ class _Step(NamedTuple):
     def _interact_with_all(
         self, exchange: Exchange, charges: Tensor, weights: Tensor, mean_weights: Tensor
     ) -> CoulombSums:
-        """Compute the Coulomb energy of own atoms with those of all parts."""
+        """Compute the Coulomb energy of own atoms with the atoms of all parts."""
         found = exchange.gather(charges)
         positions, every = torch.cat(exchange.gather(self.geometry.positions)), torch.cat(found)
         first = sum(len(each) for each in found[: exchange.index])
@@ -410,9 +410,9 @@ class _Step(NamedTuple):
         return self.ops.charges.coulomb_pairs(positions, every, weights, mean_weights, order)
 
     def _extend(self, own: Tensor, *, for_coulomb: bool = False) -> Tensor:
-        """Append tensors [K, n, F] of senders that are atoms of other parts.
+        """Append the tensors [K, n, F] of senders in other parts.
 
-        Those of the Coulomb energy may be farther away than those of the network.
+        Senders of the Coulomb energy may be farther away than senders of the network.
         """
         if self.borders is None:
             return own
@@ -428,5 +428,5 @@ class _Step(NamedTuple):
 
     @property
     def _sum_parts(self) -> SumParts | None:
-        """Function that sums values over all parts, if this is one."""
+        """Function that sums values over all parts, if this is a part."""
         return None if self.borders is None else self.borders.total

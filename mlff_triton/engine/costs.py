@@ -1,4 +1,4 @@
-"""Costs of a step: linear fits to measured times, for each backend, model and device.
+"""Costs of a step: linear fits to measured times for each backend, model and device.
 
 Costs are shipped with the package in ``costs.csv``, which `benchmarks.engine.costs` makes from the
 committed results (GPU time, without transfers from and to the host). ``mlff-triton calibrate``
@@ -39,7 +39,7 @@ class Target:
     device : str
         Name of the device, see `mlff_triton._common.timing.device_name`.
     architecture : str
-        That of the model, see `architecture_of`.
+        Architecture of the model, see `architecture_of`.
     channels, layers : int
         Size of the model.
     dtype : str
@@ -69,10 +69,9 @@ class Target:
 
 
 def architecture_of(config: TensorNetConfig) -> str:
-    """Name the kind of a model, by which the cost of an edge differs.
+    """Name the architecture of a model, because the cost of an edge depends on it.
 
-    Edges of a TensorNet2 are those of its Coulomb energy: all pairs of atoms, or those within its
-    cutoff.
+    The edges of a TensorNet2 are the pairs of its Coulomb energy: all, or those within its cutoff.
     """
     if not isinstance(config, TensorNet2Config):
         return "TensorNet"
@@ -86,7 +85,7 @@ def architecture_of(config: TensorNetConfig) -> str:
 
 
 def software(torch_version: str, triton: str, package: str) -> str:
-    """Join versions to one text."""
+    """Join versions into one string."""
     return f"torch {torch_version}, triton {triton}, mlff_triton {package}"
 
 
@@ -99,7 +98,7 @@ class Cost:
     launch, per_atom, per_edge : float
         ms; not negative.
     misfit : float
-        Largest relative error among the times it was fitted to.
+        Largest relative error among the times that it was fitted to.
     """
 
     launch: float
@@ -177,7 +176,7 @@ def shipped() -> tuple[Costs, ...]:
 
 
 def cache_file() -> Path:
-    """Return the file of `keep`: in ``$MLFF_TRITON_CACHE``, or in the user's cache folder."""
+    """Return the path that `keep` writes: in ``$MLFF_TRITON_CACHE`` or the user's cache folder."""
     return folder() / "costs.csv"
 
 
@@ -215,7 +214,7 @@ def read(path: Path) -> list[Costs]:
     Raises
     ------
     InputError
-        If it is not a file of costs.
+        If the file does not hold costs.
     """
     found: dict[tuple[Target, str], Costs] = {}
     try:
@@ -246,7 +245,7 @@ def _cost(record: dict[str, str]) -> Cost:
 
 
 def write(path: Path, costs: Iterable[Costs]) -> None:
-    """Replace a file by these costs, all at once; raise `OutputError` if that fails."""
+    """Replace a file by these costs atomically; raise `OutputError` if that fails."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)

@@ -1,4 +1,4 @@
-"""Simulations of the engine on a CPU, whose steps take no work per atom in Python."""
+"""Simulations of the engine on a CPU, with no work per atom in Python."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mlff_triton.kernels.dynamics.reference.barostat import press
 from mlff_triton.kernels.types.motion import Motion
 
 LOOPS = Moves(advance, choose_scale, press, descend)
-"""Operators in loops, except for the barostat, which acts rarely."""
+"""Operators as loops, except for the barostat, which rarely acts."""
 
 
 class CpuDynamics(StepwiseDynamics):
@@ -95,7 +95,7 @@ class CpuDynamics(StepwiseDynamics):
             begin = end
 
     def _evaluate_all(self, batch: Batch) -> Outputs:
-        """Compute all systems, and note the atom to blame if two are too close."""
+        """Compute all systems; if two atoms are too close, record the one to blame."""
         try:
             return self._state.evaluate(batch)
         except OverlappingAtomsError:

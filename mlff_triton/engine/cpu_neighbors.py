@@ -19,7 +19,7 @@ from mlff_triton.neighbors.neighbor_list import MIN_DISTANCE, check_apart, check
 
 @dataclass(frozen=True)
 class Built:
-    """A neighbor list, and what it was built for.
+    """A neighbor list, and the batch that it was built for.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class Frame:
     anchors : float64 [N, 3]
         Positions for which the list was built, deformed with the cells, Å.
     limits : float64 [B]
-        Distance in Å that atoms may have from their anchors.
+        Largest distance in Å that atoms may have from their anchors.
     """
 
     boxes: tuple[Box, ...]
@@ -59,7 +59,7 @@ class Frame:
 
 
 class CpuNeighbors:
-    """Edges of a batch at any positions, from a list of pairs that is reused.
+    """Edges of a batch at any positions, from a reusable list of pairs.
 
     Parameters
     ----------
@@ -70,15 +70,15 @@ class CpuNeighbors:
     dtype : torch.dtype
         Dtype of the geometry that the network reads.
     n_first : int, optional
-        Number of first atoms of which each pair has one; all by default.
+        If given, each pair has one of the first ``n_first`` atoms; by default, all atoms.
 
     Attributes
     ----------
     n_builds : int
         Number of lists built so far.
     lengths : float64 [N] or None
-        Length of each atom in Å: two atoms are too close below the sum of theirs. None if only
-        atoms that coincide are refused.
+        Length of each atom in Å: two atoms are too close below the sum of their lengths. None if
+        only atoms that coincide are refused.
     blamed : int or None
         An atom that was too close to another one.
     """
@@ -128,7 +128,7 @@ class CpuNeighbors:
 
     @staticmethod
     def _fits(old: Batch, new: Batch) -> bool:
-        """Return True if a list of one batch can serve another one."""
+        """Return True if the list of one batch can serve another batch."""
         if not same(old.system, new.system):
             return False
         if old.boxes is new.boxes:
@@ -151,7 +151,7 @@ class CpuNeighbors:
         self.n_builds += 1
 
     def _deform(self, built: Batch, boxes: tuple[Box, ...]) -> Frame:
-        """Return the frame of other cells than those the list was built for."""
+        """Return the frame of cells that differ from those the list was built for."""
         radius = self._cutoff + self._skin
         strains, sigmas = zip(*map(deformation, built.boxes, boxes), strict=True)
         anchors = np.einsum("na,nab->nb", built.positions, np.stack(strains)[built.system])
@@ -177,7 +177,7 @@ class CpuNeighbors:
         return edges if is_new or self._report.slack.min() > 0 else None
 
     def _check_apart(self, batch: Batch, *, is_new: bool) -> None:
-        """Raise an `OverlappingAtomsError` that names atoms which are too close or coincide."""
+        """Raise an `OverlappingAtomsError` that names two atoms that coincide or are too close."""
         contact, closest = self._report.contact, self._report.closest
         if self.lengths is not None and contact.min() < 0:
             self.blamed = int(contact.argmin())
@@ -185,12 +185,12 @@ class CpuNeighbors:
         if closest.min() < MIN_DISTANCE**2:
             pair = self._contact(batch, int(closest.argmin()), self._no_lengths)
             if is_new:
-                self._built = None  # so that the same positions are refused in the same words
+                self._built = None  # so that the same positions raise the same message
                 check_apart(np.array([pair.distance]), np.array([pair[:2]]))
             raise same_point(pair.first, pair.second)
 
     def _contact(self, batch: Batch, first: int, lengths: FloatArray) -> Contact:
-        """Return an atom and the one that is closest to it, by their indices in their system."""
+        """Return an atom and the atom closest to it, by their indices in their system."""
         assert self._built is not None
         rows, points, k = self._built.rows, batch.positions, int(batch.system[first])
         row = slice(rows.row_ptr[first], rows.row_ptr[first + 1])

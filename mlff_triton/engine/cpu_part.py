@@ -56,7 +56,7 @@ class CpuPart(HostPart):
         return self._compute(positions)
 
     def _rehearse(self) -> None:
-        """Compute a part of which one atom counts."""
+        """Compute a part in which one atom counts."""
         sample, part = self._model.sample(), CpuPart(self._model, 0.0)
         image = OwnImages(np.zeros(1, dtype=np.int32), 1)
         exchange = None if self._atoms.exchange is None else image

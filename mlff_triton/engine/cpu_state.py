@@ -1,4 +1,4 @@
-"""Steps of batches in loops for CPUs, and what they reuse while the atoms stay the same."""
+"""Steps of batches in loops for CPUs, and the data they reuse while the atoms stay the same."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.model.prediction import Potentials
 
 LARGEST = 500
-"""Atoms of the largest steps that are recorded. In others, Python takes a small part of the time.
+"""Largest number of atoms of a recorded step. In larger steps, Python takes little of the time.
 
 A recording keeps all tensors of a step, some 40 of 36 N F bytes in single precision.
 """
@@ -49,19 +49,19 @@ class CpuModel:
     dtype: torch.dtype
 
     def neighbors(self, n_first: int | None = None) -> CpuNeighbors:
-        """Return neighbor lists of systems to come; see `CpuNeighbors` for ``n_first``."""
+        """Return neighbor lists for future systems; see `CpuNeighbors` for ``n_first``."""
         p = self.parameters
         return CpuNeighbors(p.cutoff, self.skin, p.tables.knots, self.dtype, n_first)
 
     def sample(self) -> Batch:
-        """Return two atoms for which loops can be compiled."""
+        """Return two atoms with which loops can be compiled."""
         element = self.parameters.config.elements[0]
         box = (20 * np.eye(3), True) if self.parameters.mesh_choice is not None else ()
         return Batch.of([element, element], [[0.0, 0.0, 0.0], [0.0, 0.0, 1.0]], *box)
 
 
 class CpuState:
-    """Steps of batches that mostly follow one another.
+    """Steps of batches that mostly differ little from the batch before.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class CpuState:
         self._is_compiled = False
 
     def evaluate(self, batch: Batch, field: Potentials | None = None) -> Outputs:
-        """Compute the results of a batch, whose partial charges may be in a field.
+        """Compute the results of a batch, with its partial charges in a field if given.
 
         Raises
         ------
@@ -111,7 +111,7 @@ class CpuState:
         return evaluate_charged_step(ops, p, self._systems, geometry, self._status, field)
 
     def _evaluate_local(self, edges: Edges) -> Outputs:
-        """Compute a step of a model without charges; repeat the last ones if it is like them."""
+        """Compute a step of a model without charges; replay the recording if it fits."""
         ops, p = self._model.operators.network, self._model.parameters
         given = self._systems, edges, self._status
 
@@ -125,7 +125,7 @@ class CpuState:
     def _set(self, batch: Batch) -> None:
         """Look up what does not depend on positions, if it has changed."""
         old, p = self._batch, self._model.parameters
-        self._batch = None  # in case of an error, after which nothing is known
+        self._batch = None  # in case of an error, after which no state is known
         is_other = old is None or old.boxes is not batch.boxes
         if is_other:
             for box in batch.boxes:
@@ -145,7 +145,7 @@ class CpuState:
 def geometry_of(
     charges: ChargeParameters, neighbors: CpuNeighbors, batch: Batch, edges: Edges
 ) -> Geometry:
-    """Return what a step of a TensorNet2 takes, given the edges of a batch that were updated."""
+    """Return the arguments of a TensorNet2 step, given the updated edges of a batch."""
     near, far = edges, edges if charges.is_truncated else None
     if charges.network_cutoff < charges.list_cutoff:
         near = neighbors.within(charges.network_cutoff, batch)

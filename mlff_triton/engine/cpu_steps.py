@@ -69,7 +69,7 @@ class CpuSteps(HostSteps):
     def dynamics(
         self, batch: Batch, masses: FloatArray, limits: FloatArray | None = None
     ) -> CpuDynamics:
-        """Return what moves the atoms of a batch; see `mlff_triton.engine.motion.Dynamics`."""
+        """Return the integrator of a batch; see `mlff_triton.engine.motion.Dynamics`."""
         self.check_species(batch.numbers)
         return CpuDynamics(self._model, batch, masses, limits)
 

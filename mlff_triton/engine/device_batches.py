@@ -1,4 +1,4 @@
-"""Steps of batches that come from the CPU, and whose results return to the CPU."""
+"""Steps of batches that come from the CPU and whose results return to it."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class DeviceBatches:
         self._limits: FloatArray | None = None
 
     def set(self, batch: Batch) -> None:
-        """Stage the positions, and upload what else differs from the last batch."""
+        """Stage the positions, and upload everything else that differs from the last batch."""
         self._staged[:] = batch.positions
         self._state.set_batch(batch)
 
     def watch(self, limits: FloatArray) -> None:
-        """Let steps tell of contacts, by the lengths of atoms in Å, float64 [N]."""
+        """Let steps report contacts, by the lengths of atoms in Å, float64 [N]."""
         if self._limits is None or not same(limits, self._limits):
             self._state.neighbors.watch(limits)
             self._limits = limits
@@ -67,12 +67,12 @@ class DeviceBatches:
         return self._state.has_contacts
 
     def prepare(self) -> None:
-        """Upload the positions that are staged, and make a neighbor matrix and graph for them.
+        """Upload the staged positions, and make a neighbor matrix and graph for them.
 
         Raises
         ------
         InputError, OverlappingAtomsError
-            As `fetch` does.
+            As for `fetch`.
         """
         self._upload()
         self._state.settle(lambda: int(self.run().totals.status.max()))
@@ -83,7 +83,7 @@ class DeviceBatches:
         return self._step.run(self._state.launch, self._state.neighbors.layout)
 
     def fetch(self) -> Prediction:
-        """Run a step, again if its neighbor matrix was stale, and return copies on the CPU.
+        """Run a step, repeat it if its neighbor matrix was stale, and return copies on the CPU.
 
         Raises
         ------
@@ -95,7 +95,7 @@ class DeviceBatches:
         return self.fetch_views().map(_copied)
 
     def fetch_views(self) -> Prediction:
-        """Do the same, but return tensors on the CPU that the next step overwrites."""
+        """Do the same as `fetch`, but return tensors on the CPU that the next step overwrites."""
         if self._state.is_due:  # the matrix is built before the step uploads positions
             self._upload()
         self._state.settle(self._run_round_trip)
@@ -104,7 +104,7 @@ class DeviceBatches:
     def fetch_in_field(self, field: ExternalField) -> Prediction:
         """Do the same as `fetch` for charges in a field, which is captured with the step.
 
-        A field has a graph of its own, until one with another layout comes.
+        A field has its own graph until a field with another layout comes.
         """
         if self._state.is_due:
             self._upload()
@@ -130,13 +130,13 @@ class DeviceBatches:
         return self._wait(self._round_trip.run(self._launch_round_trip, layout))
 
     def _wait(self, status: Tensor) -> int:
-        """Wait for a step with this status of atoms, and return the highest one of any."""
+        """Wait for a step with this status of atoms, and return the highest status of any atom."""
         self._state.status = status
         self._state.wait()
         return int(self._status.max())
 
     def _launch_round_trip(self, field: Potentials | None = None) -> Tensor:
-        """Launch uploads, step and downloads: one graph, as calls cost more than small copies.
+        """Launch uploads, step and downloads in one graph: calls cost more than small copies.
 
         Return the status of each atom.
         """
@@ -157,5 +157,5 @@ class DeviceBatches:
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    """Copy a tensor on the CPU in one thread, as several are slower when other programs run."""
+    """Copy a tensor on the CPU in one thread; several are slower when other programs run."""
     return torch.from_numpy(tensor.numpy().copy())

@@ -1,4 +1,4 @@
-"""Rows of tensors at the borders of a part on a GPU, which processes exchange."""
+"""Rows of tensors that processes exchange at the borders of a part on a GPU."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix
 
 
 class DeviceBorders:
-    """Rows that a part gives to others and receives, in buffers that captured graphs read.
+    """Rows that a part sends to others and receives, in buffers that captured graphs read.
 
-    The first rows of tensors are those of own atoms, in the order of the neighbor matrix, with
-    their padding. Rows of other parts follow.
+    The first rows of tensors belong to own atoms, in the order of the neighbor matrix, with their
+    padding. Rows of other parts follow.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class DeviceBorders:
     def __init__(self, n_rows: int, device: torch.device) -> None:
         self.names = torch.zeros(n_rows, dtype=torch.int32, device=device)
         self.n_others = self._n_near = self._n_given_near = self._n_first = 0
-        self._rows = torch.zeros_like(self.names)  # of each atom in the user's order
+        self._rows = torch.zeros_like(self.names)  # per atom in the user's order
         self._given = torch.zeros(0, dtype=torch.int32, device=device)
         self._given_rows = torch.zeros_like(self._given)
         self._species = torch.zeros_like(self._given)
@@ -76,7 +76,7 @@ class DeviceBorders:
         return has_changed
 
     def _ghosts_of(self, part: PartAtoms, size: int) -> NDArray[np.int64]:
-        """Return ghosts, and where their forces are summed: own atoms, or rows after all atoms.
+        """Return ghosts and the rows that sum their forces: own atoms, or rows after all atoms.
 
         Padding repeats the last atom, which has no force.
         """
@@ -94,12 +94,12 @@ class DeviceBorders:
         return self._exchange.is_queued
 
     def name(self, matrix: NeighborMatrix, n_own: Tensor, n_first: int) -> None:
-        """Find the row of each atom, after the matrix was sorted; see `name_rows`."""
+        """Find the row of each atom after the matrix was sorted; see `name_rows`."""
         self._n_first = n_first
         name_rows(matrix, self._rows, n_own, n_first, self.names)
 
     def sort(self, rank: Tensor, species: Tensor, n_first: int) -> None:
-        """Find what depends on the order of atoms: rows that are given, and species of rows."""
+        """Find what depends on the order of atoms: the rows to send, and the species of rows."""
         torch.index_select(rank, 0, self._given, out=self._given_rows)
         species[n_first : n_first + self.n_others] = self._species
 
@@ -122,7 +122,7 @@ class DeviceBorders:
         return rows.index_put_((ghosts,), atoms[self._n_first :], accumulate=True)
 
     def reduce(self, rows: Tensor) -> Tensor:
-        """Add what all networks found for own atoms: [K, n + M, F] -> [K, n, F].
+        """Sum the values of all networks for own atoms: [K, n + M, F] -> [K, n, F].
 
         Sums have a fixed order.
         """
@@ -140,7 +140,7 @@ class DeviceBorders:
         return reduce(torch.add, self._exchange.gather(values))
 
     def sum_forces(self, forces: Tensor) -> Tensor:
-        """Add the forces that all parts found for own atoms, which come first in [N, 3].
+        """Sum the forces of all parts on own atoms, which come first in [N, 3].
 
         Sums have a fixed order. Other rows of the result have no meaning.
         """
@@ -155,7 +155,7 @@ class DeviceBorders:
 
     @property
     def alone(self) -> AloneBorders:
-        """The same without any other process, for rehearsals."""
+        """Borders without any other process, for rehearsals."""
         return AloneBorders(self.n_others, self._n_first)
 
 

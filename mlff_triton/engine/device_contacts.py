@@ -1,4 +1,4 @@
-"""Atoms that have come too close in a simulation on a GPU, noted whenever neighbors are found."""
+"""Record of atoms that come too close in a simulation on a GPU, checked with the neighbors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mlff_triton.neighbors.contacts import Contact
 
 
 class DeviceContacts:
-    """Notes of atoms that are too close, which the host reads whenever it looks at the GPU anyway.
+    """Record of atoms that are too close; the host reads it when it waits for the GPU anyway.
 
     Parameters
     ----------
@@ -25,15 +25,15 @@ class DeviceContacts:
     motion : Motion
         Their motion.
     limits : float64 [N] or None
-        Length of each atom in Å: two atoms are too close below the sum of theirs. None if they may
-        be as close as the model allows.
+        Length of each atom in Å: two atoms are too close below the sum of their lengths. None if
+        they may be as close as the model allows.
 
     Attributes
     ----------
     step : int64 []
-        Step in which atoms have come too close first, or 0.
+        First step in which atoms have come too close, or 0.
     first : int or None
-        An atom that has, once `raise_contact` knows.
+        An atom that has come too close, once `raise_contact` knows.
     """
 
     def __init__(self, state: DeviceState, motion: Motion, limits: FloatArray | None) -> None:
@@ -50,7 +50,7 @@ class DeviceContacts:
         self.first: int | None = None
 
     def reset(self, *, is_watching: bool) -> None:
-        """Forget what was noted, and note more only if told to: a minimization may repair it."""
+        """Clear the record, and record more only if told to: a minimization may separate atoms."""
         self._partner.zero_()
         self.step.zero_()
         self.first = None
@@ -71,7 +71,7 @@ class DeviceContacts:
         note_contacts(*given, self._state.neighbors.matrix, *notes)
 
     def raise_contact(self) -> None:
-        """Raise the error that names the first pair of atoms that was noted. This waits."""
+        """Raise the error that names the first recorded pair of atoms. This waits."""
         partner = self._partner.cpu().numpy()
         first = self.first = int((partner > 0).argmax())
         second, batch = int(partner[first]) - 1, self._state.batch

@@ -1,12 +1,12 @@
-"""Simulations whose steps follow one another on the GPU, without the host looking at each.
+"""Simulations whose steps follow one another on the GPU without the host checking each one.
 
-The host queues blocks of steps, and looks at a block while the GPU is busy with the next one. A
-step is a graph of the model and the integrator. The integrator advances nothing unless the step is
-valid (see `mlff_triton.kernels.dynamics.integrator`). So it is enough to look at how far a block
-has come. If a block is incomplete, the host enlarges the matrix, and queues the missing steps.
+The host queues blocks of steps, and checks each block while the GPU runs the next one. A step is a
+graph of the model and the integrator. The integrator advances nothing unless the step is valid (see
+`mlff_triton.kernels.dynamics.integrator`). So it is enough to check how far a block has come. If a
+block is incomplete, the host enlarges the matrix, and queues the missing steps.
 
-The neighbor matrix is built after every few steps, whose number is chosen from its age at the end
-of past intervals. Neither this number nor the size of blocks changes any result.
+The neighbor matrix is built every few steps; their number is chosen from its age at the end of past
+intervals. Neither this number nor the size of blocks changes any result.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ from mlff_triton.kernels.types.motion import Motion
 from mlff_triton.kernels.types.status import AGE, NOT_FINITE, STALE, UNCERTAIN
 
 DEPTH = 2
-"""Blocks that are queued at a time."""
+"""Number of blocks that are queued at a time."""
 AIM = 0.75
 """Age of neighbor matrices when they are renewed, relative to the highest one."""
 MEMORY = 8
-"""Blocks whose oldest matrix is taken into account."""
+"""Number of recent blocks whose oldest matrix is taken into account."""
 FIRST_INTERVAL, LAST_INTERVAL = 3, 1000
-"""Steps from one neighbor matrix to the next: at the start, and at most."""
+"""Steps between two neighbor matrices: at the start, and at most."""
 
 
 class Downloads:
-    """Pinned memory for what the host sees of a block.
+    """Pinned memory for the results of a block that the host reads.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ class Downloads:
     def queue(
         self, motion: Motion, aged: Tensor, contact_step: Tensor, outputs: Outputs | None
     ) -> None:
-        """Queue the copies; without outputs, of the clock alone."""
+        """Queue the copies; without outputs, only the copy of the clock."""
         self.clock[0].copy_(motion.clock[0, 0], non_blocking=True)
         self.clock[1].copy_(aged, non_blocking=True)
         self.clock[2].copy_(contact_step, non_blocking=True)
@@ -137,7 +137,7 @@ class Downloads:
 
 @dataclass
 class Block:
-    """Steps that were queued together: all after ``start``, up to ``stop``.
+    """Steps that were queued together: all steps after ``start``, up to ``stop``.
 
     Attributes
     ----------
@@ -148,7 +148,7 @@ class Block:
     downloads : Downloads
         Memory that it is downloaded to.
     lifetime : int
-        Steps that a neighbor matrix served which was replaced in this block; 0 for none.
+        Number of steps served by the neighbor matrix that this block replaced; 0 for none.
     """
 
     start: int
@@ -172,7 +172,7 @@ class DeviceDynamics:
     masses : float64 [N]
         amu; infinite for atoms that do not move.
     on_gpu : callable
-        Returns a context in which the GPU is current, and which explains a lack of memory.
+        Returns a context that makes the GPU current and explains a lack of memory.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ class DeviceDynamics:
         return outputs
 
     def queue(self, stop: int, *, is_observed: bool) -> None:
-        """Queue all steps up to ``stop``, and if it is observed, the download of the state."""
+        """Queue all steps up to ``stop`` and, if it is observed, the download of the state."""
         block = Block(self._next, stop, is_observed, self._free.popleft())
         self._blocks.append(block)
         self._next = stop
@@ -322,7 +322,7 @@ class DeviceDynamics:
         return observation
 
     def observe(self) -> Observation:
-        """Return what can be observed at the end of the last block, when none is queued."""
+        """Return the observation at the end of the last block, when no block is queued."""
         downloads = self._free[0]
         with self._on_gpu():
             downloads.queue(self._motion, self._aged, self._contacts.step, self._outputs)
@@ -349,7 +349,7 @@ class DeviceDynamics:
         return DEPTH
 
     def _launch_block(self, block: Block, start: int) -> None:
-        """Launch the steps of a block after ``start``, and what follows them."""
+        """Launch the steps of a block after ``start``, and the work that follows them."""
         self._aged.zero_()
         self._motion.window[0].fill_(block.start)
         self._motion.window[1].fill_(block.stop)
@@ -397,12 +397,12 @@ class DeviceDynamics:
         self._press(outputs, conditions)
 
     def _launch_all(self) -> None:
-        """Launch each kernel of a simulation, most of which the first forces have compiled."""
+        """Launch each kernel of a simulation; most were compiled with the first forces."""
         self._contacts.launch()
         self._start(self._launch_step())
 
     def _press(self, outputs: Outputs, conditions: Conditions) -> None:
-        """Launch the barostat, if there is one, which acts when it is due."""
+        """Launch the barostat, if there is one; it acts when it is due."""
         if conditions.barostat is not None:
             press(self._motion, outputs.totals.values, conditions.integration, conditions.barostat)
 
@@ -413,7 +413,7 @@ class DeviceDynamics:
         self._rebuild()
 
     def _rebuild(self) -> None:
-        """Queue a new neighbor matrix, and note the age of the last one."""
+        """Queue a new neighbor matrix, and record the age of the last one."""
         torch.maximum(self._aged, self._motion.oldest, out=self._aged)
         self._motion.oldest.zero_()
         self._state.rebuild()
@@ -421,7 +421,7 @@ class DeviceDynamics:
         self._since = 0
 
     def _raise_uncertain(self, outputs: Outputs) -> None:
-        """Raise the error for atoms that the model is not sure of. This waits."""
+        """Raise the error for atoms with a large uncertainty. This waits."""
         assert outputs.uncertainty is not None
         atoms = self._state.atoms
         found = atoms.positions, atoms.cell, outputs.uncertainty.double()
@@ -435,7 +435,7 @@ class DeviceDynamics:
             self._interval = max(1, min(wanted, 2 * self._interval, LAST_INTERVAL))
 
     def _repair(self) -> None:
-        """Make the neighbor matrix fit the next step, or raise what prevents that."""
+        """Make the neighbor matrix fit the next step, or raise the error that prevents it."""
         state, step = self._state, self.step
         self._repairs = self._repairs + 1 if step == self._repaired_at else 0
         self._repaired_at = step

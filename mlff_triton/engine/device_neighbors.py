@@ -24,7 +24,7 @@ from mlff_triton.kernels.types.neighbor_matrix import MAX_REACH, NeighborMatrix
 from mlff_triton.neighbors.box import Box, FloatArray
 from mlff_triton.neighbors.verlet_list import automatic_skin
 
-LIQUID = 0.12  # atoms/Å^3: neighbors of an atom in water when they are most
+LIQUID = 0.12  # atoms/Å^3: largest density of neighbors of an atom in water
 
 
 def neighbors_in_liquid(radius: float) -> int:
@@ -38,9 +38,9 @@ class Capacity(NamedTuple):
     Attributes
     ----------
     first : int or None
-        Slots before the number of neighbors is known, by default those of a liquid.
+        Slots before the number of neighbors is known; by default, enough for a liquid.
     multiple : int
-        Larger capacities are multiples of this, as kernels are compiled for each of them.
+        Larger capacities are multiples of this, because kernels are compiled for each capacity.
     """
 
     first: int | None = None
@@ -60,7 +60,7 @@ class Capacity(NamedTuple):
 
 @dataclass
 class DeviceModel:
-    """A model on a GPU, and what all of its states share.
+    """A model on a GPU, with everything that its states share.
 
     Attributes
     ----------
@@ -69,11 +69,11 @@ class DeviceModel:
     operators : StepOperators
         Operators that compute the network.
     charged_operators : ChargedOperators
-        Those that only a TensorNet2 needs.
+        Operators that only a TensorNet2 needs.
     cutoff : float
         Cutoff in Å of the neighbor matrix.
     skin : float or None
-        Å; None for one that suits the number of atoms.
+        Å; None to choose it from the number of atoms.
     device : torch.device
         The GPU.
     dtype : torch.dtype
@@ -173,7 +173,7 @@ class DeviceNeighbors:
         Length of each atom in Å, from `watch`: see `edges`.
     """
 
-    names: Tensor | None = None  # what atoms are called as senders: see `edges`
+    names: Tensor | None = None  # names of atoms as senders: see `edges`
 
     def __init__(self, model: DeviceModel, atoms: AtomBuffers) -> None:
         self.layout = 0
@@ -189,7 +189,7 @@ class DeviceNeighbors:
         self._allocate([model.capacity.before(n_atoms, radius) for radius in self._radii])
 
     def _allocate(self, capacities: list[int]) -> None:
-        """Replace the matrices that the search fills, and the one that the step reads: the same."""
+        """Replace the matrices that the search fills and the step reads."""
         size = len(self._atoms.positions), len(self._atoms.cell)
         self._found = NeighborMatrix.empty(*size, capacities[0], self._model.device)
         self._short = [self._found.shorter(capacity) for capacity in capacities[1:]]
@@ -237,12 +237,12 @@ class DeviceNeighbors:
             self.grow(needed)
 
     def grow(self, needed: list[int]) -> None:
-        """Replace the matrices by empty ones for more neighbors per atom, still to be built.
+        """Replace the matrices by empty ones, still to be built, for more neighbors per atom.
 
         Raises
         ------
         InputError
-            If they are too many.
+            If there are too many.
         """
         capacities = [
             slots if n < slots else self._model.capacity.for_neighbors(n)
@@ -258,7 +258,7 @@ class DeviceNeighbors:
         self.layout += 1
 
     def watch(self, limits: FloatArray) -> None:
-        """Let the status tell of contacts, by the lengths of the first atoms in Å."""
+        """Let the status report contacts, by the lengths of the first atoms in Å."""
         if self.limits is None:
             self.limits = self._atoms.positions.new_zeros(len(self._atoms.positions))
             self.layout += 1
@@ -297,5 +297,5 @@ class DeviceNeighbors:
 
     @property
     def has_far_edges(self) -> bool:
-        """True if there is a matrix for a longer cutoff than that of the network."""
+        """True if there is a matrix for a cutoff longer than that of the network."""
         return bool(self._short)

@@ -60,7 +60,7 @@ class PartNeighbors(DeviceNeighbors):
     n_own : int32 [1]
         Number of own atoms.
     sizes : list of int
-        Rows of atoms with h hops, for each h up to the number of layers; with an exchange, those of
+        Rows of atoms with h hops, for each h up to the number of layers; with an exchange, rows of
         own atoms only.
     """
 
@@ -103,7 +103,7 @@ class PartNeighbors(DeviceNeighbors):
             self._borders.name(self.matrix, self.n_own, self.sizes[0])
 
     def fit(self) -> None:
-        """Build the matrix with as many slots, and shells with as many rows, as they need.
+        """Build the matrix and the shells with as many slots and rows as they need.
 
         This waits for the GPU.
 
@@ -122,7 +122,7 @@ class PartNeighbors(DeviceNeighbors):
         self._sort_atoms()
 
     def _best_sizes(self) -> list[int]:
-        """Return the sizes of shells with a reserve, which become smaller only if that pays."""
+        """Return the sizes of shells with a reserve; they shrink only if that pays."""
         *counts, n_beyond, _ = self._hops[1].tolist()
         least = [reserved(count) for count in counts]
         if not self._are_hops_known:
@@ -189,7 +189,7 @@ class PartState(DeviceState):
         self._set_systems(systems)
         if self._borders is not None and self._borders.set_part(self.model.parameters, part):
             self.neighbors.layout += 1
-            self._is_built = False  # as rows of other parts need rows, too
+            self._is_built = False  # because rows of other parts need rows, too
         self.expire()
         if is_wasteful(self.neighbors.sizes[0], reserved(part.n_own)):
             self._is_built = False  # so that shells get other sizes
@@ -217,14 +217,14 @@ class PartState(DeviceState):
         Returns
         -------
         Outputs
-            What this part contributes.
+            Contribution of this part.
         float64 [N, 3]
             Its forces; if the exchange is queued, the sums of all parts for own atoms.
         """
         return self._launch_network(self._borders)
 
     def rehearse(self) -> Outputs:
-        """Do the same, but leave out what other processes would send."""
+        """Do the same, but leave out the values that other processes would send."""
         return self._launch_network(None if self._borders is None else self._borders.alone)[0]
 
     def _launch_network(
@@ -258,7 +258,7 @@ class PartState(DeviceState):
 
     @property
     def sums_forces(self) -> bool:
-        """True if forces on own atoms are those that all parts found."""
+        """True if forces on own atoms are sums over all parts."""
         return self._borders is not None and self._borders.is_queued
 
 
@@ -303,7 +303,7 @@ class PartBuffers:
         n_atoms = len(positions)
         self._staging.numpy()[:n_atoms] = positions
         if self._state.is_due:  # the matrix is built before the step uploads positions
-            check_positions(positions)  # as a new matrix cannot say what is wrong
+            check_positions(positions)  # because a new matrix cannot say what is wrong
             self._upload()
         self._state.settle(self._find_edges)
         outputs = self._compute()
@@ -345,7 +345,7 @@ class PartBuffers:
         return outputs
 
     def _launch_network(self) -> Outputs:
-        """Launch network and downloads: one graph, as calls cost more than small copies."""
+        """Launch network and downloads in one graph, because calls cost more than small copies."""
         outputs, forces = self._state.launch_network()
         self._totals.values.copy_(outputs.totals.values, non_blocking=True)
         self._forces.copy_(forces, non_blocking=True)
@@ -384,7 +384,7 @@ class DevicePart:
         self._part: PartAtoms | None = None  # those in the buffers
 
     def set_atoms(self, atoms: PartAtoms) -> None:
-        """Replace all atoms, in the same buffers if they have rows for them, but not too many."""
+        """Replace all atoms, in the same buffers if those have enough rows, but not too many."""
         n_atoms, self._part = len(atoms.numbers), None
         exchanges, n_shells = atoms.exchange is not None, 1
         if atoms.exchange is None:
@@ -402,14 +402,14 @@ class DevicePart:
         self._part = atoms
 
     def _fits(self, least: int, *, exchanges: bool) -> bool:
-        """Return True if the buffers are of this kind, and have rows enough, but not too many."""
+        """Return True if the buffers are of this kind and have enough rows, but not too many."""
         buffers = self._buffers
         if buffers is None or buffers.exchanges != exchanges:
             return False
         return least <= buffers.n_rows <= 2 * least
 
     def step(self, positions: FloatArray, *, per_atom: bool) -> PartPrediction:
-        """Compute the current atoms, of which at least one is own, in Å and eV."""
+        """Compute the current atoms, at least one of them own, in Å and eV."""
         assert self._buffers is not None
         assert self._part is not None  # as `set_atoms` precedes everything else
         with self._on_gpu(self._part):

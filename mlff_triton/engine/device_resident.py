@@ -18,7 +18,7 @@ from mlff_triton.engine.totals import WIDTH, Totals
 
 @dataclass(frozen=True)
 class Report:
-    """A typed view of all that is downloaded per step.
+    """A typed view of everything that is downloaded per step.
 
     Attributes
     ----------
@@ -48,8 +48,7 @@ class Report:
 class DeviceResident:
     """One system whose positions, cell and forces stay on the GPU, in the units of a program.
 
-    The cell is downloaded after the step, together with energy and status, so that the host can
-    check it.
+    The cell is downloaded after the step, with energy and status, so that the host can check it.
 
     Parameters
     ----------
@@ -66,7 +65,8 @@ class DeviceResident:
         self._state.set_batch(batch)
         self._graph: StepGraph[Tensor] = StepGraph(model.pool)
         self._units = units
-        # One-dimensional, as PyTorch rounds a product with a number to the precision of the tensor
+        # One-dimensional, because PyTorch rounds a product with a number to the precision of the
+        # tensor
         self._length = to_tensor(np.array([units.length]), model.device)
         self._periodic = to_tensor(batch.boxes[0].pbc[:, None], model.device)
         # The program's positions and cell, at fixed addresses
@@ -85,9 +85,9 @@ class DeviceResident:
         Parameters
         ----------
         positions : [N, 3]
-            Of any floating-point dtype. They are copied if they are not on the GPU.
+            Positions of any floating-point dtype; they are copied if they are not on the GPU.
         cell : [3, 3], optional
-            Lattice vectors (rows), in the same way; those of the last step by default.
+            Lattice vectors (rows), treated in the same way; by default, those of the last step.
 
         Returns
         -------
@@ -138,7 +138,7 @@ class DeviceResident:
         self._forces = self._graph.run(self._launch, layout).clone()
         self._state.wait()
         self._check_cell()
-        if self._state.neighbors.layout != layout:  # as the cell has outgrown its mesh
+        if self._state.neighbors.layout != layout:  # because the cell has outgrown its mesh
             return self._run_and_wait()
         return int(self._status[0])
 

@@ -28,7 +28,7 @@ from mlff_triton.model.prediction import Potentials
 from mlff_triton.neighbors.box import Box, check_box
 
 UNFIT = SHORT | FAR
-"""Bits of a status by which the matrix is incomplete since it was built."""
+"""Status bits of a matrix that has been incomplete since it was built."""
 
 
 class DeviceState:
@@ -59,7 +59,7 @@ class DeviceState:
         self._batch: Batch | None = None
         self._given: Systems | None = None
         self._sorted: Systems | None = None
-        # in a pool of its own, as that of a step is only freed with the last graph in it
+        # in a pool of its own, because the pool of a step is only freed with the last graph in it
         self._rebuilding: StepGraph[None] = StepGraph(None if model.pool is None else GraphPool())
         self.status = torch.zeros(n_atoms, dtype=torch.int32, device=model.device)
         self._is_built = False
@@ -157,13 +157,13 @@ class DeviceState:
         self._sort()
 
     def _sort(self) -> None:
-        """Bring what the step knows of each atom into the order of the matrix."""
+        """Sort the step's data of each atom into the order of the matrix."""
         assert self._given is not None  # as `set_batch` precedes everything else
         assert self._sorted is not None
         self._given.sort(self.neighbors.matrix.order, self._sorted)
 
     def expire(self) -> None:
-        """Let the matrix be built before the next step, if atoms have been replaced."""
+        """Have the matrix built before the next step if atoms have been replaced."""
         self._age = AGE + 1
 
     @property
@@ -172,7 +172,7 @@ class DeviceState:
         return not self._is_built or self._age > AGE
 
     def renew(self) -> None:
-        """Build the matrix if that is due."""
+        """Build the matrix if it is due."""
         if not self._is_built:
             self.build()
         elif self.is_due:
@@ -183,7 +183,7 @@ class DeviceState:
         return self.launch_in(None)
 
     def launch_in(self, field: Potentials | None) -> Outputs:
-        """Do the same for atoms whose partial charges are in a field, if there is one."""
+        """Do the same with the partial charges of the atoms in a field, if there is one."""
         assert self._sorted is not None
         model, p, geometry = self.model, self.model.parameters, self._find_edges()
         if p.charges is None:
@@ -228,15 +228,15 @@ class DeviceState:
         self._grow_older(worst & AGE)
 
     def _grow_older(self, age: int) -> None:
-        """Set the age to what it will be after one more step, if that moves atoms as far."""
+        """Set the age to its value after one more step that moves atoms as far."""
         self._age, self._last_age = 2 * age - self._last_age, age
 
     def raise_problems(self) -> None:
-        """Raise the error that the last step stands for, if any. This waits."""
+        """Raise the error that the last step reports, if any. This waits."""
         self.raise_problem(int(self.status.max()))
 
     def raise_problem(self, worst: int) -> None:
-        """Raise the error that a status stands for, if any."""
+        """Raise the error that a status reports, if any."""
         if worst & NOT_FINITE:
             bad = self._flagged(NOT_FINITE)
             raise InputError(
@@ -274,6 +274,6 @@ def _same_box(old: Box, new: Box) -> bool:
 
 
 def pinned(device: torch.device, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Allocate zeros on the CPU that are copied from and to a GPU without waiting."""
+    """Allocate zeros on the CPU, in memory that is copied from and to a GPU without waiting."""
     on_gpu = device.type == "cuda"  # Triton's interpreter computes on the CPU, without pinning
     return torch.zeros(shape, dtype=dtype, pin_memory=on_gpu)

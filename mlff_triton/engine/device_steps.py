@@ -5,8 +5,8 @@ out on the device whether the neighbor matrix is still valid, and reports this w
 it is not, the step is repeated with a new matrix. No edge is ever dropped: a matrix with too few
 slots is built again with more.
 
-A program that has its positions on the GPU, and wants the forces there, uses a resident system.
-Its steps download energy, status and cell only.
+A program that has its positions on the GPU and needs the forces there uses a resident system. Its
+steps download only energy, status and cell.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class DeviceSteps(Steps):
     dtype : torch.dtype
         Precision of the network.
     skin : float or None
-        Additional radius of the neighbor matrix in Å; None for one that suits the number of atoms.
+        Additional radius of the neighbor matrix in Å; None to choose it from the number of atoms.
     graphs : bool
         If True, steps are captured as CUDA graphs.
     operators : StepOperators
@@ -65,7 +65,7 @@ class DeviceSteps(Steps):
     capacity : Capacity
         Slots per atom in the neighbor matrix.
     kept_sizes : int
-        Numbers of atoms and systems whose buffers are kept, the most recently used ones.
+        Number of most recently used batch sizes whose buffers are kept.
     """
 
     def __init__(
@@ -121,11 +121,11 @@ class DeviceSteps(Steps):
 
     @property
     def contact_reach(self) -> float:
-        """Distance in Å up to which steps tell of contacts: the cutoff of the network."""
+        """Distance in Å up to which steps report contacts: the cutoff of the network."""
         return self.tensor_reach
 
     def watch(self, batch: Batch, limits: FloatArray) -> tuple[Prediction, bool]:
-        """Compute a batch, and tell of its contacts; see `mlff_triton.engine.Engine.watch`."""
+        """Compute a batch, and report its contacts; see `mlff_triton.engine.Engine.watch`."""
         with self._on_gpu(batch):
             buffers = self._buffers(batch)
             if buffers.is_due:  # other steps find out themselves
@@ -186,7 +186,7 @@ class DeviceSteps(Steps):
         Models with particle-mesh Ewald return None: the host has to see each cell.
         """
         if self._model.parameters.mesh_choice is not None:
-            return None  # as the host chooses the mesh for the cells
+            return None  # because the host chooses the mesh for the cells
         with self._on_gpu(batch):
             size = len(batch.numbers), len(batch.cell)
             stream = self._streams.pop(size, None) or DeviceStream(self._model, *size)
@@ -198,9 +198,9 @@ class DeviceSteps(Steps):
     def dynamics(
         self, batch: Batch, masses: FloatArray, limits: FloatArray | None = None
     ) -> DeviceDynamics:
-        """Return what moves the atoms of a batch; see `mlff_triton.engine.motion.Dynamics`.
+        """Return the integrator of a batch; see `mlff_triton.engine.motion.Dynamics`.
 
-        Simulations need much memory for long, so that of earlier steps is freed.
+        Simulations need much memory for a long time, so the memory of earlier steps is freed.
         """
         self._batches.clear()
         self._streams.clear()
@@ -215,7 +215,7 @@ class DeviceSteps(Steps):
 
     @contextmanager
     def _on_gpu(self, batch: Batch | TensorBatch | PartAtoms) -> Iterator[None]:
-        """Make the GPU current, and turn out-of-memory errors into ones that name the need."""
+        """Make the GPU current, and make out-of-memory errors say how much is needed."""
         parameters = self._model.parameters
         try:
             with torch.cuda.device_of(parameters.receiver):
@@ -245,7 +245,7 @@ class DeviceSteps(Steps):
 
 
 def _free(device: torch.device) -> str:
-    """Return how much memory of a GPU a step could have, in words."""
+    """Return, in words, how much memory of a GPU a step could use."""
     if device.type != "cuda":  # of tests
         return ""
     torch.cuda.empty_cache()
@@ -259,9 +259,9 @@ def step_memory(
 ) -> int:
     """Estimate the bytes of GPU memory that a step takes at its peak, in addition to a constant.
 
-    Each layer keeps four tensors [9, N, F] for its backward pass, and eight more are alive besides.
-    An atom has about ninety slots (5 Å in water), each with eight floats and integers, and as many
-    more as are given for a Coulomb energy.
+    Each layer keeps four tensors [9, N, F] for its backward pass, and eight others are alive at the
+    peak. An atom has about ninety slots (5 Å in water), each with eight floats and integers, and as
+    many more as are given for a Coulomb energy.
     """
     tensors = (8 + 4 * layers) * 9 * n_atoms * channels * dtype.itemsize
     return tensors + (90 + far_slots) * n_atoms * (6 * dtype.itemsize + 24)

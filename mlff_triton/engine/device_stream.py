@@ -1,4 +1,4 @@
-"""Steps of batches that are on the GPU already, and whose results stay there, without waiting.
+"""Steps of batches that are on the GPU already and whose results stay there, without waiting.
 
 The program may replace positions and cells between steps. Each step therefore finds out on the GPU
 whether the neighbor matrix is valid, and builds it if not; the kernels that build it return at once
@@ -6,7 +6,7 @@ if it is. Everything is one graph.
 
 The host waits for the first step of new atoms only. The host then counts neighbors, and gives the
 neighbor matrix a reserve of slots. In later steps, the host learns with a delay of some steps how
-many slots were needed, and adds more when the reserve shrinks. Should one step need more slots than
+many slots were needed, and adds more when the reserve shrinks. If a step needs more slots than
 there are, its results are NaN, and the first step after the host has learned of it raises an error.
 """
 
@@ -47,7 +47,7 @@ class DeviceStream:
         self._graph: StepGraph[Prediction] = StepGraph(model.pool, keeps_state=True)
         self._batch: Batch | None = None
         self._marks: Marks | None = None
-        # Set by the program, and what becomes of it: see `place_atoms`
+        # The program's values, and those derived from them: see `place_atoms`
         self._given = torch.zeros_like(self._state.atoms.positions)
         self._given_cell = torch.zeros_like(self._state.atoms.cell)
         self._wraps = torch.zeros_like(self._given)
@@ -121,7 +121,7 @@ class DeviceStream:
         )
 
     def _meet(self, given: TensorBatch) -> tuple[Batch, bool]:
-        """Look at atoms, and return them, and True if they are new. This waits.
+        """Check atoms, and return them, and True if they are new. This waits.
 
         The neighbor matrix of new atoms gets a reserve of slots.
         """
@@ -182,7 +182,7 @@ class Marks(NamedTuple):
         return cls(tensors, tuple(map(_version, tensors)))
 
     def are_those_of(self, other: Marks | None) -> bool:
-        """Return True if the tensors are the same, and have not been written to."""
+        """Return True if the tensors are the same and have not been written to."""
         return (
             other is not None
             and all(map(operator.is_, self.tensors, other.tensors))
@@ -203,7 +203,7 @@ def _same_pbc(one: Batch, other: Batch) -> bool:
 
 
 class LateMaximum:
-    """The highest values of numbers on the GPU, which the host learns of without waiting.
+    """Maxima of numbers on the GPU, which the host learns without waiting.
 
     Parameters
     ----------
@@ -240,7 +240,7 @@ class LateMaximum:
         self._received = [0] * len(self._received)
 
     def receive(self) -> list[int]:
-        """Return what the last copy that has arrived says; zeros if there is none."""
+        """Return the values of the last copy that has arrived; zeros if there is none."""
         if self._is_on_its_way and (self._event is None or self._event.query()):
             self._received = self._copy.tolist()
             self._is_on_its_way = False

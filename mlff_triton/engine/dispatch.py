@@ -19,18 +19,18 @@ from mlff_triton.model.tensornet import TensorNet
 
 BACKENDS = ("triton-graph", "triton", "cpu", "exact", "torch")
 """All backends, the fastest first. Of the two in PyTorch, the exact module takes half the time on a
-CPU, as it evaluates the radial networks once per pair of edges and needs no tables."""
+CPU, because it evaluates the radial networks once per pair of edges and needs no tables."""
 CHANNELS = (32, 64, 128, 256)
 MAX_CHARGES = 32  # per atom and layer
 DTYPES = (torch.float32, torch.float64)
 TYPICAL_ATOMS = 1000
 """Number of atoms for which costs are compared if the system is not known yet, as when an engine is
-made. It is that of a box of water 22 Å wide, or of a small protein."""
+made. A box of water 22 Å wide or a small protein has about as many."""
 COMPILE_MS = 6000.0
-"""Time in ms to compile the loops for CPUs. It is spent once, as they are then kept on disk."""
+"""Time in ms to compile the loops for CPUs. It is spent once; they are then kept on disk."""
 FEW_CALLS = 40
 """Number of calls that take less time in the exact module than to compile loops for CPUs, where
-costs are not known. A call of 500 atoms takes it about 160 ms on two cores."""
+costs are not known. The module takes about 160 ms per call with 500 atoms on two cores."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Candidate:
     start_ms: float = 0.0
 
     def total_ms(self, calls: int | None) -> float:
-        """Return the time per call of that many, or of so many that the start does not matter."""
+        """Return the time per call for a number of calls; None neglects the start."""
         return (self.ms or 0.0) + (self.start_ms / calls if calls else 0.0)
 
 
@@ -86,8 +86,8 @@ def rank(
     """Return all backends in order of preference.
 
     Backends of known cost are sorted among themselves. The others keep their position in
-    `BACKENDS`, as nothing is known against it, except that loops which have to be compiled come
-    last if only a few calls are expected.
+    `BACKENDS`, except that loops that have to be compiled come last if only a few calls are
+    expected.
 
     Parameters
     ----------
@@ -100,9 +100,9 @@ def rank(
     n_atoms : int
         Number of atoms.
     n_edges : float, optional
-        Number of directed edges; that of water by default.
+        Number of directed edges; by default, as in water.
     calls : int, optional
-        Number of calls to expect; so many by default that the time to compile does not matter.
+        Number of calls to expect; by default, so many that the time to compile does not matter.
     """
     times = _times(models, device, dtype, n_atoms, n_edges)
     found = [
@@ -177,7 +177,7 @@ def explain(
     n_atoms: int = TYPICAL_ATOMS,
     calls: int | None = None,
 ) -> str:
-    """Describe each backend on a line, in the order of `rank`, and the origin of their times.
+    """Describe each backend in one line, in the order of `rank`, and the origin of the times.
 
     Parameters
     ----------

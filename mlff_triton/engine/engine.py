@@ -91,11 +91,11 @@ class Engine:
     uncertainty_limit : float or None
         Uncertainty in eV/Å above which an atom is unlike those that the model was made for.
     recipe : tuple
-        Arguments from which an equal engine is made, in order.
+        Arguments, in order, from which an equal engine is made.
     is_local : bool
         True if atoms depend only on others within a few cutoffs. Charges depend on all atoms.
     uses_mesh : bool
-        True if a Coulomb energy is by particle-mesh Ewald.
+        True if a Coulomb energy uses particle-mesh Ewald.
 
     Notes
     -----
@@ -151,7 +151,7 @@ class Engine:
         hashes = [member.weights_hash for member in members]
         self.weights = "-".join(hashes)
         self.known_domain = loaded.known_domain
-        # Files may change or move, so that only names of shipped models last.
+        # Files may change or move; only names of shipped models last.
         lasting = model if isinstance(model, str) and is_shipped(model) else copy.deepcopy(loaded)
         self.recipe = lasting, device, dtype, backend, precision, skin
         self.uses_charge = loaded.uses_charge
@@ -295,7 +295,7 @@ class Engine:
         return Prediction.mean(found)
 
     def _check_charge(self, batch: Batch) -> None:
-        """Refuse or warn of charged systems, as `evaluate` does."""
+        """Refuse charged systems or warn about them, as `evaluate` does."""
         check_neutral(self.uses_charge, batch.charge)
         if self._has_warned or not batch.charge.any():
             return
@@ -309,7 +309,7 @@ class Engine:
 
     @property
     def contact_reach(self) -> float:
-        """Distance in Å up to which steps tell of contacts of atoms; 0 for backends without it."""
+        """Distance in Å up to which steps report contacts of atoms; 0 for backends that do not."""
         return max(steps.contact_reach for steps in self._steps)
 
     def mesh_points(self, lengths: FloatArray) -> int:
@@ -327,14 +327,14 @@ class Engine:
         )
 
     def watch(self, batch: Batch, limits: FloatArray) -> tuple[Prediction, bool]:
-        """Compute a batch as `evaluate` does, and tell whether atoms are in contact.
+        """Compute a batch as `evaluate` does, and report whether atoms are in contact.
 
         Parameters
         ----------
         batch : Batch
             The systems, checked except for their positions.
         limits : float64 [N]
-            Length of each atom in Å: two atoms are in contact below the sum of theirs, up to
+            Length of each atom in Å: two atoms are in contact below the sum of their lengths, up to
             rounding, if that is at most `contact_reach`.
 
         Returns
@@ -377,7 +377,7 @@ class Engine:
         -------
         callable
             Queues one whole step on the current stream, and returns a `Prediction` that is valid
-            from when the GPU has finished until the next step.
+            once the GPU has finished, until the next step.
 
         Raises
         ------
@@ -436,9 +436,9 @@ class Engine:
     def part(self, charge: int = 0, units: Units = ANGSTROM_EV) -> SystemPart:
         """Prepare part of a system that another program divides among processes.
 
-        The program gives the atoms whose energies count, and as ghosts copies of all atoms, or of
-        their periodic images, within `SystemPart.reach` around these, or within
-        `SystemPart.exchange_reach` if processes exchange tensors in each step.
+        The program gives the atoms whose energies count and, as ghosts, copies of all atoms or
+        periodic images within `SystemPart.reach` of them, or within `SystemPart.exchange_reach` if
+        processes exchange tensors in each step.
 
         Parameters
         ----------
@@ -459,7 +459,7 @@ class Engine:
             If the charge is invalid.
         BackendError
             If each atom depends on all others of its system, as in a TensorNet2, and the backend
-            has no steps with an exchange. Also if the Coulomb energy is by particle-mesh Ewald.
+            has no steps with an exchange. Also if the Coulomb energy uses particle-mesh Ewald.
         """
         if self.uses_mesh:
             raise BackendError(
@@ -508,8 +508,8 @@ class Engine:
         masses : float [N]
             amu; infinite for atoms that do not move.
         limits : float64 [N], optional
-            Length of each atom in Å: two atoms are too close below the sum of theirs, which ends
-            the motion with an `OverlappingAtomsError`.
+            Length of each atom in Å: atoms closer than the sum of their lengths end the motion with
+            an `OverlappingAtomsError`.
 
         Returns
         -------
@@ -594,7 +594,7 @@ class Engine:
             return Prediction.mean(predictions)
 
     def _call(self) -> AbstractContextManager[None]:
-        """Return a context that keeps other threads and settings of the caller out of a call."""
+        """Return a context that shields a call from other threads and the caller's settings."""
         check_not_transformed()
         return own_settings(self.lock, keep_determinism=self._keeps_determinism)
 

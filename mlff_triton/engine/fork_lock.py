@@ -13,17 +13,17 @@ from mlff_triton.errors import BackendError
 
 
 class ForkLock:
-    """A reentrant lock. In a forked process it is free, or refuses to be acquired.
+    """A reentrant lock. In a forked process, it is free or refuses to be acquired.
 
     Parameters
     ----------
     is_lost_by_fork : bool
-        True if what the lock guards does not work in a forked process, as on a GPU.
+        True if the guarded object does not work in a forked process, as on a GPU.
 
     Raises
     ------
     BackendError
-        When it is acquired in a forked process where it must not be.
+        If it is acquired in a forked process where it must not be.
     """
 
     def __init__(self, is_lost_by_fork: bool) -> None:

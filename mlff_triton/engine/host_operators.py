@@ -16,7 +16,7 @@ PACKAGES = {"cpu": "cpu", "torch": "reference"}
 
 
 def load(backend: str) -> Operators:
-    """Import the operators of a backend, of which "cpu" needs Numba."""
+    """Import the operators of a backend; "cpu" needs Numba."""
     folder = PACKAGES[backend]
     network = import_module(f"mlff_triton.kernels.tensornet.{folder}.operators")
     charges = import_module(f"mlff_triton.kernels.tensornet2.{folder}.operators")
@@ -26,7 +26,7 @@ def load(backend: str) -> Operators:
 def cpu_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
     """Return the reason why the loops for CPUs cannot serve, or None if they can.
 
-    Numba is not imported for this. If it is broken, that is known once `can_load` has tried.
+    This does not import Numba. A broken Numba is known once `can_load` has tried.
     """
     if device.type != "cpu":
         return f"its loops run on a CPU, and the device is {device}"
@@ -38,7 +38,7 @@ def cpu_obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def can_load(backend: str) -> bool:
-    """Import the operators of a backend; return False if that fails, as `cpu_obstacle` says then.
+    """Import the operators of a backend; return False, and inform `cpu_obstacle`, if that fails.
 
     Only the first attempt takes time.
     """

@@ -50,7 +50,7 @@ class HostPart(ABC):
         self._prepare()
 
     def step(self, positions: FloatArray, *, per_atom: bool) -> PartPrediction:
-        """Compute the current atoms, of which at least one is own, in Å and eV."""
+        """Compute the current atoms, at least one of them own, in Å and eV."""
         forces, atoms, uncertainty = self._evaluate(positions)
         virials = virials_of(atoms[1:].cpu())
         energies = atoms[0, : self._atoms.n_own].cpu().numpy()
@@ -73,7 +73,7 @@ class HostPart(ABC):
 
 
 class ListPart(HostPart):
-    """Steps of one part with the neighbor list of any host, which is reused.
+    """Steps of one part with a reusable neighbor list from the host.
 
     Parameters
     ----------
@@ -197,7 +197,7 @@ class SequencePart(ListPart):
         return outputs.forces, outputs.atoms, outputs.uncertainty
 
     def _edges(self, graph: Graph, vectors: Tensor) -> Edges:
-        """Return the edges of a graph, whose senders are rows of the exchange, if there is one."""
+        """Return the edges of a graph; with an exchange, senders are its rows."""
         lists = graph.row_ptr, self._rows[graph.senders], graph.reverse
         return Edges.of_graph(*lists, vectors, self._parameters.tables.knots).to(self._dtype)
 
@@ -211,8 +211,8 @@ def within(cutoff: float, graph: Graph, vectors: Tensor) -> tuple[Graph, Tensor]
 def systems_of_part(p: Parameters, atoms: PartAtoms, charge: Tensor) -> Systems:
     """Return the atoms of a part as a step takes them; only own atoms have offsets.
 
-    With an exchange, species are those of its rows, and facts about charges are those of own atoms.
-    The total charge of the whole system, float64 [1], is on the device.
+    With an exchange, species belong to its rows, and facts about charges to own atoms. The total
+    charge of the whole system, float64 [1], is on the device.
     """
     device = charge.device
     systems = Systems.of(
@@ -236,7 +236,7 @@ def shells(graph: Graph, n_own: int, n_layers: int) -> tuple[Tensor, list[int]]:
     Returns
     -------
     order : int32 [N]
-        Index of each sorted atom. Atoms with as many hops keep their order.
+        Index of each sorted atom. Atoms with equally many hops keep their order.
     rows : list of int
         Number of atoms with at most h hops, for each h up to ``n_layers``.
     """
@@ -251,7 +251,7 @@ def shells(graph: Graph, n_own: int, n_layers: int) -> tuple[Tensor, list[int]]:
 
 
 def _sorted(edges: Edges, order: Tensor) -> Edges:
-    """Return the same edges, in the same slots, of atoms in another order, int32 [N]."""
+    """Return the same edges in the same slots, for atoms in another order, int32 [N]."""
     rank = torch.empty_like(order)
     rank[order.long()] = torch.arange(len(order), dtype=order.dtype, device=order.device)
     return edges._replace(

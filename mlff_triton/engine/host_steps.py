@@ -40,7 +40,7 @@ class HostSteps(Steps):
         self.device = device
 
     def prepare(self, batch: Batch) -> Callable[[], Prediction]:  # noqa: ARG002 (of all steps)
-        """Raise `BackendError`, as these steps wait for the CPU."""
+        """Raise `BackendError`, because these steps wait for the CPU."""
         raise BackendError(CANNOT_PREPARE)
 
     def resident(self, batch: Batch, units: Units) -> ResidentStep:
@@ -93,7 +93,7 @@ class ListSteps(HostSteps):
 
     @abstractmethod
     def _compute(self, batch: Batch, field: Potentials | None = None) -> Prediction:
-        """Compute a batch, whose charges may be in a field; return the results on the CPU."""
+        """Compute a batch, with charges in a field if given; return the results on the CPU."""
 
     def _graph(self, batch: Batch) -> Graph:
         """Return the neighbor list of a batch, on the CPU."""
@@ -251,7 +251,7 @@ class SequenceSteps(ListSteps):
         return outputs.prediction.map(Tensor.cpu)
 
     def _mesh(self, batch: Batch, cells: Tensor) -> Mesh | None:
-        """Return the mesh of a batch, if the Coulomb energy is by particle-mesh Ewald."""
+        """Return the mesh of a batch if the Coulomb energy uses particle-mesh Ewald."""
         if self._mesh_choice is None:
             return None
         is_new = self._batch is None or not self._batch.same_atoms(batch)

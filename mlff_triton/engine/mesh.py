@@ -28,10 +28,10 @@ from mlff_triton.model.mesh_coulomb import (
 MeshOperator = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, PMEParameters], ChannelSums]
 """`channel_sums` in `mlff_triton.kernels.electrostatics.charge_channels` or its reference."""
 STRETCH = 1.1
-"""Factor by which a barostat may stretch cells while their mesh stays: errors grow by a half."""
+"""Factor by which a barostat may stretch cells with the same mesh; errors grow by a half."""
 
 MOST_POINTS = 4
-"""Largest ratio of the points of a mesh that is kept to those of one that would be chosen."""
+"""Largest ratio of the points of a mesh that is kept to those of a newly chosen mesh."""
 
 
 class Mesh(NamedTuple):
@@ -80,7 +80,7 @@ class MeshPlan(NamedTuple):
 
 
 class MeshOrder(NamedTuple):
-    """Order of the rows of charges; all as in `mlff_triton.engine.step.Systems`.
+    """Order of the rows of charges, as in `mlff_triton.engine.step.Systems`.
 
     Attributes
     ----------
@@ -101,9 +101,9 @@ class MeshOrder(NamedTuple):
 class MeshChoice:
     """The mesh of a batch, which stays the same while cells change little.
 
-    It is chosen anew for other atoms, where a cell has grown so much that the error would exceed
-    the model's ``pme_error`` or a slab so thick that its cell is too low, and where cells have
-    shrunk so much that it wastes `MOST_POINTS`. So energies do not jump as cells fluctuate, and a
+    A new mesh is chosen for new atoms, when a cell has grown so much that the error would exceed
+    the model's ``pme_error``, when a slab is too thick for its cell, and when cells have shrunk so
+    much that the mesh wastes `MOST_POINTS`. So energies do not jump as cells fluctuate, and a
     captured step is rarely captured again.
 
     Parameters
@@ -124,7 +124,7 @@ class MeshChoice:
         batch : Batch
             The systems.
         is_new : bool
-            True if the atoms are others than before.
+            True if the atoms differ from those before.
 
         Raises
         ------
@@ -158,7 +158,7 @@ class MeshChoice:
             )
 
     def _least_height(self, batch: Batch, slab: int | None) -> float:
-        """Return the height in Å that the cells of slabs need at least; 0 without slabs."""
+        """Return the least height in Å that the cells of slabs need; 0 without slabs."""
         if slab is None:
             return 0.0
         positions, system = map(torch.from_numpy, (batch.positions, batch.system))
@@ -184,7 +184,7 @@ def with_waves(
     rows: MeshOrder,
     operator: MeshOperator,
 ) -> CoulombSums:
-    """Add the sum over waves to that over pairs.
+    """Add the sum over waves to the sum over pairs.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The interface between a simulation and the code that moves its atoms, on a GPU or the host."""
+"""The interface between a simulation and its integrator on a GPU or the host."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Observation:
     virial : float64 [B, 3, 3]
         ``dE/dstrain``, eV.
     progress : float64 [B, 2]
-        Of a minimization, see `Motion`.
+        Progress of a minimization, see `Motion`.
     uncertainty : float64 [N], optional
         Expected error of the force on each atom in eV/Å, if the model knows it.
     """
@@ -105,7 +105,7 @@ class Dynamics(Protocol):
         """Wait for the oldest block, and return what was observed at its end, if anything."""
 
     def observe(self) -> Observation:
-        """Return what can be observed at the end of the last block, when none is queued."""
+        """Return the observation at the end of the last block, when no block is queued."""
 
     def suspect(self) -> Suspect | None:
         """Return the atom to blame for an error; None if no forces are known."""
@@ -141,7 +141,7 @@ class Conditions(NamedTuple):
     stiffness : float64 [B] or None
         As in `Motion`, for a barostat; None if unknown.
     most_uncertain : float or None
-        Expected error of a force in eV/Å: a step in which one is larger ends the motion with an
+        Largest expected error of a force in eV/Å; a step that exceeds it ends the motion with an
         `UncertainAtomError`.
     """
 
@@ -163,7 +163,7 @@ class Conditions(NamedTuple):
 
 
 class UncertainAtomError(SimulationError):
-    """A model is less sure of the force on an atom than a simulation demands.
+    """The uncertainty of the force on an atom is larger than a simulation allows.
 
     Attributes
     ----------
@@ -205,7 +205,7 @@ def check_strain(motion: Motion) -> None:
 
 
 class Suspect(NamedTuple):
-    """An atom that an error is probably due to, and the size of the force on it in eV/Å."""
+    """An atom that probably caused an error, and the size of the force on it in eV/Å."""
 
     atom: int
     force: float

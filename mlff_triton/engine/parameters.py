@@ -158,7 +158,7 @@ class Parameters:
 
     @property
     def mesh_choice(self) -> MeshChoice | None:
-        """A new choice of the mesh of a batch, if the Coulomb energy is particle-mesh Ewald."""
+        """A new choice of the mesh of a batch, if the Coulomb energy uses particle-mesh Ewald."""
         if isinstance(self.config, TensorNet2Config) and self.config.coulomb_method == "pme":
             return MeshChoice(self.config)
         return None
@@ -197,13 +197,14 @@ class Parameters:
         Parameters
         ----------
         model : TensorNet
-            The model, which is left alone.
+            The model, which is not changed.
         device, dtype
             Device and precision of the parameters.
         tf32 : bool
             If True, factors of matrix products in float32 are rounded to TF32.
         halves : bool
-            If True, networks of the edges of a TensorNet2 are stored as kernels are fastest with.
+            If True, edge networks of a TensorNet2 are stored in the form that is fastest in
+            kernels.
 
         Raises
         ------
@@ -280,9 +281,9 @@ class Parameters:
 
 
 def table_obstacle(model: TensorNet, dtype: torch.dtype) -> str | None:
-    """Return the reason why no tables serve a model in a precision, or None if some do.
+    """Return the reason why a model cannot be tabulated in a precision, or None if it can.
 
-    It takes milliseconds, as the knots that it finds are kept for the tables.
+    This takes milliseconds, and the knots that it finds are kept for the tables.
     """
     try:
         find_knots(_exact(model), TOLERANCES[dtype])
@@ -329,9 +330,9 @@ def _head(
 def _deviations(
     readout: Readout, device: torch.device, dtype: torch.dtype, tf32: bool
 ) -> SplitWeight | None:
-    """Return the map of a readout to uncertainties, of as many rows as kernels take.
+    """Return the map of a readout to uncertainties, with as many rows as kernels take.
 
-    Norms depend on ``U^T U`` alone, so that no more rows than columns are needed.
+    Norms depend on ``U^T U`` alone, so no more rows than columns are needed.
     """
     given = readout.uncertainty
     if given is None:

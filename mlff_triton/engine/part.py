@@ -1,8 +1,8 @@
 """Part of a large system: its own atoms, whose energies count, and ghosts around them.
 
-A program that divides a system among processes gives each of them some atoms, and copies of all
-atoms nearby, its ghosts. These may be atoms of other processes or periodic images, so that a part
-has no cell.
+A program that divides a system among processes gives each of them some atoms and, as ghosts, copies
+of all atoms nearby. Ghosts may be atoms of other processes or periodic images, so a part has no
+cell.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mlff_triton.errors import InputError
 from mlff_triton.model.config import TensorNetConfig
 from mlff_triton.neighbors.box import FloatArray
 
-ALIGNMENT = 16  # of numbers of rows, for which kernels are compiled alike
+ALIGNMENT = 16  # numbers of rows that share compiled kernels
 Count = TypeVar("Count", int, NDArray[np.int32])
 
 
@@ -35,26 +35,26 @@ def reach(config: TensorNetConfig) -> float:
 
 
 class Exchange(Protocol):
-    """Exchange of tensors of atoms at the borders of parts, while their steps are computed.
+    """Exchange of tensors of atoms at the borders of parts during their steps.
 
     With it, ghosts are needed within one cutoff only, and no atom is computed by two parts. All
-    parts with own atoms call its methods equally often, and wait for what others send to them. The
-    others do not call, as they have nothing to give and need nothing.
+    parts with own atoms call its methods equally often, and wait for messages of the others. Parts
+    without own atoms do not call.
 
     Attributes
     ----------
     rows : int32 [ghosts]
-        Row of the atom that each ghost is a copy of: an own atom, or one of the rows that follow,
-        of atoms of other parts.
+        Row of the atom that each ghost copies: an own atom, or an atom of another part in the rows
+        that follow.
     n_rows : int
         Number of rows. Some may have no ghost, so that this number can last.
     n_near : int
-        Number of rows that the network needs, which come first: those of own atoms, and of other
-        atoms within the cutoff of the network until there is another exchange.
+        Number of leading rows that the network needs: rows of own atoms, and of other atoms that
+        stay within its cutoff until the next exchange.
     given : int32 [S]
-        Own atoms of which other parts have ghosts, in the order in which they are sent.
+        Own atoms that are ghosts of other parts, in the order in which they are sent.
     n_given_near : int
-        Number of those that the networks of other parts need, which come first.
+        Number of leading atoms among these that the networks of other parts need.
     plan : object
         All exchanges of equal plans send and receive messages of the same sizes in `trade`.
     is_queued : bool
@@ -96,7 +96,7 @@ class Exchange(Protocol):
         """Same as the attribute."""
 
     def trade(self, sent: Tensor, received: Tensor, *, back: bool = False) -> None:
-        """Send a row of values per atom, and overwrite others with what arrives.
+        """Send a row of values per atom, and overwrite the rows of other atoms with received ones.
 
         Parameters
         ----------
@@ -126,9 +126,9 @@ def reserved(count: Count, share: int = 32) -> Count:
 
 
 def spread(size: int, n_own: int) -> NDArray[np.int32]:
-    """Return own atoms in turn, for padding whose values are zero.
+    """Return own atoms in a cycle, for padding whose values are zero.
 
-    Sums take as long as the atom to which most is added.
+    A sum takes as long as its longest row, so padding is spread over all atoms.
     """
     return np.arange(size, dtype=np.int32) % max(n_own, 1)
 
@@ -136,7 +136,7 @@ def spread(size: int, n_own: int) -> NDArray[np.int32]:
 def fetch_rows(
     exchange: Exchange, rows: Tensor, given: Tensor, n_others: int, n_wanted: int
 ) -> None:
-    """Fetch the last rows of tensors [K, n, F] from other parts, which get those at ``given``.
+    """Fetch the last rows of tensors [K, n, F] from other parts, and send the rows in ``given``.
 
     Of ``n_others`` rows, the first ``n_wanted`` are fetched. The rest becomes NaN, so that no
     result can depend on it unnoticed.
@@ -173,7 +173,7 @@ class PartBorders:
         fetch_rows(self.exchange, rows, given, self.n_others, self.n_others)
 
     def reduce(self, rows: Tensor) -> Tensor:
-        """Add what the networks of all parts found for atoms: [K, n_rows, F] -> [K, n_own, F].
+        """Sum the values of all parts' networks for atoms: [K, n_rows, F] -> [K, n_own, F].
 
         Sums have a fixed order, so they are reproducible.
         """
@@ -186,7 +186,7 @@ class PartBorders:
         return own.index_add_(1, given, received.transpose(0, 1))
 
     def total(self, values: Tensor) -> Tensor:
-        """Sum the values of all parts that have atoms; all of them get the same bits."""
+        """Sum the values of all parts that have atoms; all parts get the same bits."""
         return reduce(torch.add, self.exchange.gather(values))
 
 
@@ -209,7 +209,7 @@ class OwnImages:
         return self.n_rows
 
     def trade(self, sent: Tensor, received: Tensor, *, back: bool = False) -> None:
-        """Do nothing, as there are no other parts."""
+        """Do nothing, because there are no other parts."""
 
     def gather(self, own: Tensor) -> list[Tensor]:
         """Return the only tensor; see `Exchange.gather`."""
@@ -229,9 +229,9 @@ class PartAtoms:
     n_total : int
         Number of atoms in the whole system.
     exchange : Exchange, optional
-        With it, ghosts are those within one cutoff.
+        With an exchange, ghosts are the atoms within one cutoff.
     limits : float64 [N], optional
-        Length of each atom in Å: two atoms are in contact below the sum of theirs.
+        Length of each atom in Å: two atoms are in contact below the sum of their lengths.
     """
 
     numbers: IntArray
@@ -269,7 +269,7 @@ class PartAtoms:
 
     @property
     def rows(self) -> NDArray[np.int32]:
-        """Row of each atom among those that differ, int32 [N]; without an exchange, all do."""
+        """Row of each atom, int32 [N]; without an exchange, each atom has its own row."""
         if self.exchange is None:
             return np.arange(len(self.numbers), dtype=np.int32)
         return np.concatenate([np.arange(self.n_own, dtype=np.int32), self.exchange.rows])
@@ -293,7 +293,7 @@ class PartAtoms:
 
 
 def _check_rows(exchange: Exchange, n_own: int, n_atoms: int) -> None:
-    """Check that each ghost has a row, and that only own atoms are given."""
+    """Check that each ghost has a row, and that only own atoms are sent."""
     rows, n_rows, given = exchange.rows, exchange.n_rows, exchange.given
     is_valid = (
         len(rows) == n_atoms - n_own
@@ -322,9 +322,9 @@ class PartPrediction:
         Sum of the energies of own atoms.
     forces : float64 [N, 3] or [n_own, 3]
         Negative derivatives of ``energy`` with respect to the positions of all atoms, own and
-        ghosts. The force on an atom is the sum over all parts in which it occurs. If forces are
-        those on own atoms alone, they are these sums: so it is with an exchange that is queued,
-        except in steps with ``atom_virials``.
+        ghosts. The force on an atom is the sum over all parts in which it occurs. Forces [n_own, 3]
+        on own atoms alone are these sums; a queued exchange returns them, except in steps with
+        ``atom_virials``.
     virial : float64 [3, 3]
         Derivative of ``energy`` with respect to a strain of the part, with its ghosts. Summed over
         all parts, it is the virial of the whole system, as in
@@ -332,14 +332,14 @@ class PartPrediction:
     atom_energies : float64 [n_own]
         Energy of each own atom.
     atom_virials : float64 [N, 3, 3] or None
-        Share of each atom, own or ghost, in ``virial``, if requested. Each edge contributes to the
-        energy's virial half for either end. As with forces, the share of an atom is the sum over
-        all parts in which it occurs.
+        Share of each atom, own or ghost, in ``virial``, if requested. Each end of an edge gets half
+        of the edge's contribution. As with forces, the share of an atom is the sum over all parts
+        in which it occurs.
     uncertainty : float64 [n_own] or None
         Expected error of the force on each own atom, if the model knows its uncertainty.
     has_contacts : bool
-        True if atoms are in contact, own ones or ghosts: see `PartAtoms`. Steps on a GPU look for
-        contacts up to `Engine.contact_reach`, up to rounding, and others do not.
+        True if atoms are in contact, own ones or ghosts: see `PartAtoms`. Only steps on a GPU look
+        for contacts, up to `Engine.contact_reach` and rounding.
     """
 
     energy: float
@@ -383,7 +383,7 @@ class PartStep(Protocol):
         """
 
     def step(self, positions: FloatArray, *, per_atom: bool) -> PartPrediction:
-        """Compute the current atoms, of which at least one is own.
+        """Compute the current atoms, at least one of them own.
 
         Parameters
         ----------

@@ -12,16 +12,16 @@ from mlff_triton.model.radial_basis import cosine_cutoff
 from mlff_triton.model.tensornet import Interaction, TensorNet
 from mlff_triton.model.tensornet2 import ChargedInteraction
 
-CHUNK = 640  # distances per evaluation, whose hidden values fit in the caches of a CPU
+CHUNK = 640  # distances per evaluation; their hidden values fit in the caches of a CPU
 
 Function = Callable[[Tensor], Tensor]
 
 
 def radial_functions(model: TensorNet) -> list[Function]:
-    """Return functions of distances [n] to factors [n, 3 F], for the embedding and each layer.
+    """Return functions from distances [n] to factors [n, 3 F], for the embedding and each layer.
 
     In a layer of a TensorNet2, only the first map of the network is a function of the distance
-    alone. Its F values come first, without cutoff, and the others are zero.
+    alone. Its F values come first, without the cutoff, and all other values are zero.
     """
 
     def function(linears: Iterable[nn.Module], activation: Function | None) -> Function:
@@ -73,8 +73,8 @@ def evaluate(model: TensorNet, distance: Tensor) -> Tensor:
     Returns
     -------
     float64 [T, n, 2, 3, F]
-        Value and slope of each factor, cutoff included. The first of the T networks is that of the
-        embedding, and the others are those of the layers. See `radial_functions` for a TensorNet2.
+        Value and slope of each factor, cutoff included. The first of the T networks belongs to the
+        embedding, and the others to the layers. See `radial_functions` for a TensorNet2.
     """
     channels = model.config.hidden_channels
     result = distance.new_empty(1 + len(model.interactions), len(distance), 2, 3, channels)
@@ -109,7 +109,7 @@ def _differentiate(function: Function, distance: Tensor) -> tuple[Tensor, Tensor
     """Return values and slopes, [n, m] each, of m functions of the distance.
 
     The gradient of a weighted sum is linear in the weights, so its derivatives by the weights are
-    the slopes. PyTorch's forward differentiation would import and compile for seconds.
+    the slopes. PyTorch's forward differentiation would take seconds to import and compile.
     """
     with torch.enable_grad():
         distance = distance.detach().requires_grad_()

@@ -1,4 +1,4 @@
-"""Radial networks as tables: exact at the knots, cubic in between, to an error that is measured.
+"""Radial networks as tables: exact at the knots, cubic in between, with a measured error.
 
 In TensorNet, the networks of edges depend on the distance alone. They return F factors for each of
 the three parts, in the embedding and in every layer. Each factor becomes a cubic Hermite spline,
@@ -38,8 +38,8 @@ from mlff_triton.kernels.types.edges import Knots
 from mlff_triton.model.tensornet import TensorNet
 
 TOLERANCES = {
-    # Largest errors of values and slopes, relative to the largest value and slope. Those occur at
-    # short distances and are ten times the values and slopes of most neighbors, so the tolerance of
+    # Largest errors of values and slopes, relative to the largest value and slope. The largest ones
+    # occur at short distances and are ten times those of most neighbors, so the tolerance of
     # float32 is below its precision. Slopes of float64 allow for forces that nearly cancel.
     torch.float32: (1e-8, 3.5e-8),
     torch.float64: (2e-12, 2.5e-11),
@@ -68,7 +68,7 @@ class RadialTables:
     embedding : [K + 1, 3, 3, F]
         Value, slope and secant at each knot of the three factors of the embedding, cutoff included.
     layers : list of [K + 1, 3, 3, F]
-        The same for the factors of each layer.
+        Tables of the factors of each layer, in the same form.
     embedding_self : [F]
         First factor of the embedding at distance 0; zeros for models without self-loops.
     layer_self : list of [3, F]
@@ -100,8 +100,8 @@ class RadialTables:
 def tabulate(model: TensorNet, tolerances: tuple[float, float]) -> RadialTables:
     """Tabulate the radial networks of a model.
 
-    The knots are kept in the user's cache folder, see `mlff_triton._common.cache`. The bits of the
-    tables do not depend on whether the folder had them.
+    The knots are kept in the user's cache folder, see `mlff_triton._common.cache`. Cached knots
+    give the same bits as new ones.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ def tabulate(model: TensorNet, tolerances: tuple[float, float]) -> RadialTables:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let PyTorch use one thread in the block, which one caller enters at a time."""
+    """Let PyTorch use one thread in the block; only one caller enters at a time."""
     with _SETTING_THREADS:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -204,7 +204,7 @@ def _place_knots(
 
 @dataclass(frozen=True)
 class _Limits:
-    """Errors that are allowed in an interval.
+    """Errors allowed in an interval.
 
     Attributes
     ----------
@@ -254,12 +254,12 @@ class _Limits:
 
 
 def _samples(lower: float, upper: float) -> Tensor:
-    """Return equidistant distances from which the density of knots is estimated, float64 [n]."""
+    """Return equidistant distances for estimating the density of knots, float64 [n]."""
     return torch.linspace(lower, upper, 5 + math.ceil((upper - lower) / STEP), dtype=torch.float64)
 
 
 def _spread(distance: Tensor, rows: Tensor, limits: _Limits) -> Tensor:
-    """Spread knots as densely as needed between the ends of equidistant samples, without the end.
+    """Spread knots as densely as needed between equidistant samples, without the last sample.
 
     Parameters
     ----------
@@ -332,7 +332,7 @@ def _interval_errors(model: TensorNet, limits: _Limits, start: Tensor, width: Te
 def _blending_weights(fraction: Tensor) -> tuple[Tensor, Tensor]:
     """Return the weights, [n, 3] each, of the first slope, the secant and the last slope.
 
-    They are for `look_up`, less the first value and per Å of width, and for `look_up_slope`.
+    They serve `look_up`, less the first value and per Å of width, and `look_up_slope`.
     """
     table = fraction.new_zeros(2, 3, 3, 3)  # of three functions
     table[0, 1, :, 0] = table[0, 2, :, 1] = table[1, 1, :, 2] = 1.0

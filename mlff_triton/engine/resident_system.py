@@ -47,9 +47,10 @@ class ResidentSystem:
         Parameters
         ----------
         positions : [N, 3]
-            Of any floating-point dtype. They are copied if they are not on the engine's device.
+            Positions of any floating-point dtype; they are copied if they are not on the engine's
+            device.
         cell : [3, 3], optional
-            Lattice vectors (rows), in the same way; those of the last step by default.
+            Lattice vectors (rows), treated in the same way; by default, those of the last step.
 
         Returns
         -------

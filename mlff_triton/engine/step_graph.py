@@ -50,10 +50,10 @@ class StepGraph(Generic[Result]):
         ----------
         launch : callable
             Launches kernels on the current stream, and returns tensors. It must be the same
-            function at every call, and is not kept, so that its owner is freed in time.
+            function at every call. It is not kept, so that its owner is freed in time.
         layout : hashable
             Identifies the addresses of the buffers that it uses. The graph is captured again when
-            it differs from that of the last call.
+            the layout differs from that of the last call.
         rehearse : callable, optional
             Does the same without effects on other processes. It runs before a capture.
 
@@ -81,7 +81,7 @@ class StepGraph(Generic[Result]):
         return result
 
     def _launch_without_graph(self, launch: Callable[[], Result], layout: Hashable) -> Result:
-        """Launch a function for whose graph there is too little memory."""
+        """Launch a function if there is too little memory for its graph."""
         torch.cuda.empty_cache()
         result = launch()
         self._layout_without_graph = layout

@@ -30,9 +30,9 @@ class Units(NamedTuple):
     Attributes
     ----------
     length : float
-        Its unit of length in Å.
+        The program's unit of length in Å.
     energy : float
-        Its unit of energy in eV.
+        The program's unit of energy in eV.
     """
 
     length: float = 1.0
@@ -104,12 +104,12 @@ class Steps(ABC):
     def evaluate_in_field(self, batch: Batch, field: ExternalField) -> Prediction:
         """Compute a batch whose charges are in a field; return the results on the CPU.
 
-        What the field has queued on a GPU is done then.
+        All work that the field has queued on a GPU is then done.
         """
 
     @property
     def contact_reach(self) -> float:
-        """Distance in Å up to which steps tell of contacts of atoms; 0 if they do not."""
+        """Distance in Å up to which steps report contacts of atoms; 0 if they do not."""
         return 0.0
 
     def watch(self, batch: Batch, limits: FloatArray) -> tuple[Prediction, bool]:  # noqa: ARG002
@@ -162,7 +162,7 @@ class Steps(ABC):
         masses: FloatArray,  # noqa: ARG002
         limits: FloatArray | None = None,  # noqa: ARG002
     ) -> Dynamics | None:
-        """Return what moves the atoms of a batch, or None if PyTorch computes the forces.
+        """Return the integrator of a batch, or None if PyTorch computes the forces.
 
         Parameters
         ----------
@@ -171,6 +171,6 @@ class Steps(ABC):
         masses : float64 [N]
             amu.
         limits : float64 [N], optional
-            Length of each atom in Å: two atoms are too close below the sum of theirs.
+            Length of each atom in Å: two atoms are too close below the sum of their lengths.
         """
         return None

@@ -1,4 +1,4 @@
-"""Simulations step by step on the host, whatever computes the forces."""
+"""Simulations step by step on the host, with any source of forces."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class StepwiseDynamics(ABC):
     masses : float64 [N]
         amu; infinite for atoms that do not move.
     limits : float64 [N], optional
-        Length of each atom in Å: two atoms are too close below the sum of theirs.
+        Length of each atom in Å: two atoms are too close below the sum of their lengths.
     moves : Moves
         Operators that move the atoms.
 
@@ -101,7 +101,7 @@ class StepwiseDynamics(ABC):
 
     @property
     def depth(self) -> int:
-        """Number of blocks that may be queued: one, as nothing happens meanwhile."""
+        """Number of blocks that may be queued: one, because nothing runs in the meantime."""
         return 1
 
     def begin(self, state: State, conditions: Conditions, *, is_continued: bool) -> Observation:
@@ -167,7 +167,7 @@ class StepwiseDynamics(ABC):
             self._move()
 
     def _check_certain(self) -> None:
-        """Raise an `UncertainAtomError` if a force is less certain than it has to be."""
+        """Raise an `UncertainAtomError` if a force is too uncertain."""
         known, most = self._uncertainty, self._conditions.most_uncertain
         if known is not None and most is not None and known.max() > most:
             found = self._positions.copy(), self._cells.copy(), known.copy()
@@ -202,7 +202,7 @@ class StepwiseDynamics(ABC):
             check_strain(self._motion)
 
     def observe(self) -> Observation:
-        """Return what can be observed at the end of the last block, when none is queued."""
+        """Return the observation at the end of the last block, when no block is queued."""
         motion, sums = self._motion, Totals(self._totals.clone())
         sources = motion.done_positions, motion.done_velocities, motion.done_cell
         arrays = (tensor.numpy().copy() for tensor in (*sources, motion.done_heat, motion.work))
@@ -222,8 +222,8 @@ class StepwiseDynamics(ABC):
     def _evaluate(self) -> None:
         """Compute forces and totals of the pending positions.
 
-        Systems that rest where they were evaluated last, at the end of a minimization, are left
-        out.
+        Systems that have not moved since their last evaluation, at the end of a minimization, are
+        skipped.
         """
         which: Sequence[int] = range(len(self._parts))
         if self._conditions.descent is None:

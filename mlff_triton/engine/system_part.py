@@ -1,4 +1,4 @@
-"""Part of a large system, as `Engine.part` returns it, in the units of a program."""
+"""Part of a large system, returned by `Engine.part`, in the units of a program."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from mlff_triton.neighbors.box import FloatArray, as_floats
 class SystemPart:
     """Part of a system that a program divides among processes; see `Engine.part`.
 
-    A process owns some atoms, and sees copies of all atoms nearby, its ghosts. These may be atoms
-    of other processes or periodic images, so that a part has no cell. Energies are those of own
-    atoms. Their derivatives also act on ghosts, and the program adds them to those of the atoms
-    that the ghosts are copies of.
+    A process owns some atoms and sees copies of all atoms nearby, its ghosts. Ghosts may be atoms
+    of other processes or periodic images, so a part has no cell. Energies are those of own atoms.
+    Their derivatives also act on ghosts, and the program adds these to the forces on the original
+    atoms.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class SystemPart:
         exchange: Exchange | None = None,
         limits: FloatArray | None = None,
     ) -> None:
-        """Replace the atoms, whose order is kept until the next call.
+        """Replace the atoms; their order is kept until the next call.
 
         Parameters
         ----------
@@ -98,8 +98,8 @@ class SystemPart:
             Number of own atoms in all parts. Some models add a constant to the energy of a system,
             of which each atom gets an equal share.
         exchange : Exchange, optional
-            Source of the tensors of atoms that other processes own. All processes compute their
-            steps at the same time then, and wait for one another.
+            Source of the tensors of atoms that other processes own. All processes then compute
+            their steps at the same time, and wait for one another.
         limits : float64 [N], optional
             Length of each atom in Å: two atoms are in contact below the sum of theirs, which steps
             on a GPU tell: see `PartPrediction.has_contacts`.
@@ -198,5 +198,5 @@ def _mean(results: list[PartPrediction], units: Units) -> PartPrediction:
 
 
 def _scaled(values: FloatArray, factor: float) -> FloatArray:
-    """Multiply values by a factor, without a copy if that is 1."""
+    """Multiply values by a factor, without a copy if the factor is 1."""
     return values if factor == 1 else values * factor

@@ -1,4 +1,4 @@
-"""Sums over each system, as the step computes and downloads them: one tensor, with named parts."""
+"""Sums over each system, computed and downloaded by a step as one tensor with named parts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ WIDTH = 11
 class Totals:
     """A typed view of the sums over the atoms of each system.
 
-    Status bits travel as float64 with the sums, so that one copy downloads everything the host
-    has to look at.
+    Status bits are float64 like the sums, so that one copy downloads everything that the host has
+    to check.
 
     Attributes
     ----------

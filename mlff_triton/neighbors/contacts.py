@@ -1,4 +1,4 @@
-"""Atoms that have come closer than in any structure, as in simulations that fall apart."""
+"""Atoms that are closer than in any structure, as in simulations that fall apart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mlff_triton.neighbors.box import Box, FloatArray
 from mlff_triton.neighbors.neighbor_list import check_positions, find_pairs
 
-MARGIN = 1.0  # Å, by which a search looks farther than to the smallest distances
+MARGIN = 1.0  # Å by which a search looks beyond the smallest distances
 
 
 class Contact(NamedTuple):
@@ -26,15 +26,15 @@ class Contact(NamedTuple):
 
 
 class ContactSearch:
-    """Search for atoms of one system that are too close, in steps that follow one another.
+    """Search for atoms of one system that are too close, in consecutive steps.
 
-    A search also tells how far all pairs are from being too close. Until atoms have moved as far,
+    A search also finds how far all pairs are from being too close. Until atoms have moved that far
     or the cell has changed, steps need no search.
 
     Parameters
     ----------
     limits : float64 [N]
-        Length of each atom in Å: two atoms are too close below the sum of theirs.
+        Length of each atom in Å: two atoms are too close below the sum of their lengths.
     """
 
     def __init__(self, limits: FloatArray) -> None:
@@ -46,7 +46,7 @@ class ContactSearch:
     def find(
         self, positions: FloatArray, cell: FloatArray, pbc: NDArray[np.bool_]
     ) -> Contact | None:
-        """Return the pair of atoms that is too close by most, if any is.
+        """Return the pair of atoms that is too close by the largest amount, if any.
 
         Parameters
         ----------
@@ -60,7 +60,7 @@ class ContactSearch:
         Raises
         ------
         InputError, OverlappingAtomsError
-            As `neighbor_list` does.
+            As for `neighbor_list`.
         """
         if self._is_apart(positions, cell):
             return None

@@ -139,7 +139,7 @@ class Graph:
         return delta - (shifts[:, None, :] @ cell[batch[self.receivers]])[:, 0]
 
     def select(self, keep: Tensor) -> Graph:
-        """Keep the edges where ``keep``, bool [E], is True. It must be equal for opposite edges."""
+        """Keep the edges where ``keep``, bool [E], is True; it must be equal for opposite edges."""
         index = keep.cumsum(0) - 1
         counts = torch.cat([index.new_zeros(1), index + 1])
         return Graph(
@@ -179,7 +179,7 @@ class Graph:
         return graph, order
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Graph:
-        """Apply a function to every tensor; return this graph itself if it changes none."""
+        """Apply a function to every tensor; return this graph itself if no tensor changes."""
         tensors = {field.name: getattr(self, field.name) for field in fields(self)}
         mapped = {name: function(tensor) for name, tensor in tensors.items()}
         return self if all(mapped[name] is tensors[name] for name in mapped) else Graph(**mapped)

@@ -29,7 +29,7 @@ from mlff_triton.neighbors.graph import Graph
 MIN_DISTANCE = 1e-3  # Å; below it, two atoms coincide and the edge has no direction
 MAX_CELLS_APART = 100_000  # beyond it, the pair search overflows or takes forever
 FAR = 10_000.0  # Å from the origin, where fractions of a skewed cell lose digits of positions
-MAX_EXTENT = 10_000.0  # Å; the same limit for directions that are not periodic
+MAX_EXTENT = 10_000.0  # Å; the limit for directions that are not periodic
 GRID_CELLS = 1e5  # most cells of the grid of `vesin`
 
 
@@ -111,7 +111,7 @@ def find_pairs(points: FloatArray, box: Box, cutoff: float) -> Graph:
     if math.isinf(cutoff):
         return _all_pairs(points, box)
     grid = _closed(box, extent, cutoff) if box.pbc.sum() == 1 else box
-    # `vesin` pads the extent in open directions, and takes it along the axes of coordinates.
+    # `vesin` pads the extent in open directions, and measures it along the coordinate axes.
     padded = 1.05 * np.maximum(extent, np.ptp(points, axis=0)) + 5.0
     radius = _search_radius(np.where(grid.pbc, grid.heights, padded), cutoff)
     if radius > cutoff:
@@ -156,7 +156,7 @@ def check_apart(distances: FloatArray, pairs: NDArray[np.integer]) -> None:
 
 
 def _all_pairs(points: FloatArray, box: Box) -> Graph:
-    """Return the list of all pairs of atoms, as `find_pairs` does for finite cutoffs."""
+    """Return the list of all pairs of atoms; `find_pairs` does so for finite cutoffs."""
     if box.pbc.any():
         raise InputError("a periodic system has infinitely many pairs: take a finite cutoff")
     n_atoms = len(points)
@@ -202,9 +202,9 @@ def _closed(box: Box, extent: FloatArray, cutoff: float) -> Box:
 def _search_radius(span: FloatArray, cutoff: float) -> float:
     """Return the cutoff, or the smallest larger radius at which `vesin` 0.6 does not crash.
 
-    Its grid has ``max(1, span // radius)`` cells along each direction. If these are more than
-    `GRID_CELLS`, it scales their numbers down. In flat or long grids, one of them becomes zero,
-    and the process dies of a division by zero. Cubic grids can be scaled down.
+    Its grid has ``max(1, span // radius)`` cells along each direction. If there are more than
+    `GRID_CELLS`, it scales their numbers down. In flat or long grids, a number becomes zero, and
+    the process dies of a division by zero. Cubic grids can be scaled down.
 
     Parameters
     ----------

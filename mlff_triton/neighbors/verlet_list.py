@@ -24,8 +24,8 @@ from mlff_triton.neighbors.neighbor_list import (
 HOST_SKIN = 0.5
 """Skin in Å of lists on the CPU, where steps take long."""
 CPU_SKIN = 1.0
-"""Skin in Å of lists in loops for CPUs. Half as many are built as with 0.5 Å, while the selection
-of edges takes a tenth longer: measured with steps of 0.5 fs that began from a lattice of water."""
+"""Skin in Å of lists in loops for CPUs. Half as many lists are built as with 0.5 Å, while selecting
+edges takes a tenth longer, measured with steps of 0.5 fs from a lattice of water."""
 SKINS = ((1500, 2.0), (10_000, 1.0), (math.inf, 0.5))
 """Pairs of the largest number of atoms and the skin in Å, for a GPU."""
 
@@ -40,7 +40,7 @@ def check_skin(skin: float | str) -> float | None:
 
 
 def automatic_skin(n_atoms: int) -> float:
-    """Return the skin in Å that minimizes the time of a step on a GPU and its share of a build.
+    """Return the skin in Å that minimizes the time per step on a GPU, with its share of a build.
 
     These were measured on an NVIDIA H200, with water at 300 K and 0.5 fs. Results do not depend on
     the skin.
