@@ -1,4 +1,4 @@
-"""Workers of a Dask cluster, which somebody else has started."""
+"""Workers of a Dask cluster that somebody else has started."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mlff_triton.errors import BackendError, InputError, MlffTritonError
 from mlff_triton.jobs.workers import TASKS_PER_WORKER, Done, Work, compute
 
 CONNECT = 10.0  # seconds until a scheduler must have answered
-PATIENCE = 600.0  # seconds to wait for workers, which a queue may start later
+PATIENCE = 600.0  # seconds to wait for workers, because a queue may start them later
 POLL = 5.0  # seconds between two looks at the workers
 
 
@@ -31,7 +31,7 @@ class Cluster:
     Parameters
     ----------
     work : Work
-        The computation. What it loads must be found by all workers.
+        The computation. All workers must find the files that it loads.
     scheduler : str
         Address of the scheduler, such as "tcp://node1:8786", or the file that it has written.
     device : str
@@ -97,7 +97,7 @@ class Cluster:
         return _Pending(self, future)
 
     def wait(self, future: Any) -> Done:
-        """Return the results of a task, unless no worker is there for too long."""
+        """Return the results of a task, unless there are no workers for too long."""
         alone = 0.0
         while (done := self._look(future)) is None:
             alone = 0.0 if self._threads() else alone + POLL
@@ -160,7 +160,7 @@ class _Pending:
 
 
 def _address(scheduler: str) -> str:
-    """Return the address of a scheduler, which may stand in a file."""
+    """Return the address of a scheduler, which may be stored in a file."""
     if "://" in scheduler:
         return scheduler
     try:
@@ -184,7 +184,7 @@ def _compute(work: Work, device: str, content: Any) -> Done:
 
 
 def _own_device(device: str) -> str:
-    """Return the GPU of this worker, if SLURM shows all of a node's to each of its processes."""
+    """Return the GPU of this worker, if SLURM shows all GPUs of a node to each of its processes."""
     import torch
 
     count = torch.cuda.device_count()

@@ -1,4 +1,4 @@
-"""Tasks whose workers die: they are divided, and only items that no worker survives are lost."""
+"""Division of tasks whose workers die, so that only items that no worker survives are lost."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def finished(pool: Pool, work: Work, content: Any, name: str, result: Result) ->
     content : object
         The task.
     name : str
-        Its name, for messages.
+        Name of the task, for messages.
     result : Result
-        The task at work.
+        The running task.
 
     Returns
     -------
@@ -40,7 +40,7 @@ def finished(pool: Pool, work: Work, content: Any, name: str, result: Result) ->
     Raises
     ------
     BackendError
-        If workers die whatever they compute, or the task cannot be divided.
+        If workers die no matter what they compute, or the task cannot be divided.
     """
     for _ in range(TRIES - 1):
         if (done := _unless_lost(result)) is not None:

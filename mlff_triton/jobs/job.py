@@ -1,4 +1,4 @@
-"""The run of a job: tasks to workers, results to the output, in the order of the input."""
+"""The run of a job: tasks go to workers, and results to the output in the order of the input."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Job:
     out : Path
         The output.
     settings : mapping
-        All that results depend on, apart from the input.
+        Everything that results depend on, apart from the input.
     head : bytes
         Start of the output.
     finish : callable, optional
@@ -109,11 +109,11 @@ class Progress(NamedTuple):
     Attributes
     ----------
     items, errors : int
-        Number of results, and of those that are errors.
+        Number of results, and number of errors among them.
     resumed : int
         Number of results that an earlier run of the job has computed.
     start, position : int
-        Amount of input that earlier runs have computed, and of all that is computed.
+        Amount of input that earlier runs have computed, and amount computed so far.
     seconds : float
         Time of this run.
     first_error : str
@@ -177,7 +177,7 @@ def run(
     Raises
     ------
     InputError, BackendError, OutputError
-        If the input, the workers or the output cannot be used. What is complete is kept.
+        If the input, the workers or the output cannot be used. Complete tasks are kept.
     """
     began, given = time.monotonic(), Counter[type[Warning] | str]()
     with Journal(job.out, job.settings, overwrite) as journal:
@@ -289,7 +289,7 @@ def _entry(task: Task, done: Done) -> Entry:
 
 
 def _give(done: Done, given: Counter[type[Warning] | str]) -> None:
-    """Give the first warnings of each class. Every worker may have given the same ones."""
+    """Issue the first warnings of each class. Every worker may have issued the same ones."""
     for kind, text in done.warnings:
         if given[kind] < WARNINGS and not given[text]:
             given[kind] += 1

@@ -1,9 +1,8 @@
 """Results of an unfinished job, and the journal of what is complete.
 
-Beside the output OUT lie two files. To ``OUT.partial``, the bytes of one task after another are
-appended. Then a line is added to ``OUT.journal``: it counts only if it is whole, and bytes without
-a line do not count either. Both are written through to the disk, so no result is lost or doubled,
-however a job ends.
+There are two files beside the output OUT. The bytes of each task are appended to ``OUT.partial``,
+and then a line is added to ``OUT.journal``. Incomplete lines do not count, nor do bytes without a
+line. Both are written through to the disk, so no result is lost or doubled, however a job ends.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Entry:
     size : int
         Bytes of its results.
     items, errors : int
-        Number of results, and of those that are errors.
+        Number of results, and number of errors among them.
     unknown : int
         Number of results outside the training set of the model.
     """
@@ -60,9 +59,9 @@ class Journal:
     out : Path
         The output.
     settings : mapping
-        All that results depend on, apart from the input.
+        Everything that results depend on, apart from the input.
     overwrite : bool
-        If True, replace an output that exists, and what remains of a job with other settings.
+        If True, replace an existing output and the remains of a job with other settings.
 
     Attributes
     ----------
@@ -271,7 +270,7 @@ def _unbuffered(path: Path) -> FileIO:
 
 
 def _write_through(file: FileIO, content: bytes) -> None:
-    """Write bytes, and wait until the disk has them."""
+    """Write bytes, and wait until they are on disk."""
     rest = memoryview(content)
     while rest:
         rest = rest[file.write(rest) :]

@@ -1,4 +1,4 @@
-"""Results as tables: columns of tasks, and the Parquet or HDF5 file that they become.
+"""Results as tables: the columns of tasks, and the Parquet or HDF5 file made from them.
 
 Columns are arrays with one row per result. Those whose names end with ``[]`` have a row per item of
 a result, such as an atom. The results of a task are packed by NumPy, so that workers need no other
@@ -63,7 +63,7 @@ def writer_of(path: Path, counts: str, others: Sequence[str] = ()) -> Write:
     counts : str
         Name of the column with the number of items of each result.
     others : sequence of str
-        Suffixes of formats that the caller writes otherwise, for the message.
+        Suffixes of formats that the caller writes itself, for the message.
 
     Raises
     ------

@@ -22,11 +22,11 @@ from mlff_triton._common.spawned import Spawned
 from mlff_triton._common.text import first_line
 from mlff_triton.errors import InputError
 
-SHARE_OF_INPUT = 1 << 24  # bytes of text, for which another worker of a GPU is worth its start
+SHARE_OF_INPUT = 1 << 24  # bytes of text that make one more worker per GPU worth its start
 SHARE_OF_MEMORY = 8 << 30  # bytes of a GPU per worker
-MOST_PER_GPU = 8  # workers, which read and write what one GPU computes
+MOST_PER_GPU = 8  # workers that read and write for one GPU
 
-TASKS_PER_WORKER = 3  # at hand: one that it computes, one to go on with, one that waits for others
+TASKS_PER_WORKER = 3  # at hand: one being computed, one to continue with, one that waits for others
 
 MOST_WORKERS = 64  # of a machine with at most as many cores; others have one per core
 
@@ -45,7 +45,7 @@ class Done(NamedTuple):
     first_error : str
         Message of the first error.
     warnings : tuple of (type, str)
-        Warnings that a worker gave.
+        Warnings that a worker issued.
     unknown : int
         Number of results outside the training set of the model.
     """
@@ -68,14 +68,14 @@ class Work(Protocol, Hashable):
 
 @runtime_checkable
 class Divisible(Work, Protocol):
-    """Work whose tasks are divided if workers die at them."""
+    """Work whose tasks are divided if workers die while computing them."""
 
     def nothing(self) -> Any:
         """Return a content without items."""
         ...
 
     def parts(self, content: Any) -> Sequence[Any]:
-        """Return the parts of a content in order, or the content itself if it cannot be divided."""
+        """Return the parts of a content in order, or only the content if it cannot be divided."""
         ...
 
     def lost(self, content: Any, reason: str) -> Done:
@@ -83,7 +83,7 @@ class Divisible(Work, Protocol):
         ...
 
     def merged(self, payloads: Sequence[bytes]) -> bytes:
-        """Return the results of parts as those of their task."""
+        """Join the results of parts into the results of their task."""
         ...
 
 
@@ -148,7 +148,7 @@ class Processes:
     """One process per device of a list, which may name devices repeatedly.
 
     Processes are started by ``spawn``. They end with this context, or when this process ends in any
-    way. One that dies is replaced.
+    way. A process that dies is replaced.
 
     Parameters
     ----------
@@ -172,12 +172,12 @@ class Processes:
             lane.stop()
 
     def submit(self, content: Any) -> Future[Done]:
-        """Give a task to the process that has the fewest."""
+        """Give a task to the process with the fewest tasks."""
         return min(self._lanes, key=lambda lane: lane.load).submit(content)
 
 
 class _Lane:
-    """One process, its device and its tasks, which a thread exchanges with it, one by one."""
+    """One process, its device, and its tasks, which a thread passes to it one by one."""
 
     def __init__(self, work: Work, device: str, threads: int) -> None:
         self._work, self._device, self._threads = work, device, threads
@@ -202,7 +202,7 @@ class _Lane:
         return future
 
     def stop(self) -> None:
-        """End the process. Tasks at work are given up."""
+        """End the process. Running tasks are abandoned."""
         self._is_stopped = True
         self._queue.put(None)
         while self._thread is not None and self._thread.is_alive():
@@ -243,7 +243,7 @@ class _Lane:
 
 
 def devices_of(device: str) -> list[str]:
-    """Return the devices of names: all GPUs for "auto", if there are any, and for "all".
+    """Return the named devices; "all" means all GPUs, and so does "auto" if there are any.
 
     Raises
     ------

@@ -44,7 +44,7 @@ FRAMES = 128  # of such a file at a time
 XYZ = (".xyz", ".extxyz")
 
 Parsed = tuple[str, int, Atoms | str]
-"""Source, frame, and the structure or the reason why there is none."""
+"""Source, frame, and the structure or the reason why it is missing."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,9 @@ class File:
     Attributes
     ----------
     source : str
-        Name as it was given.
+        Name as given.
     path : str
-        Absolute path, as workers may run elsewhere.
+        Absolute path, because workers may run elsewhere.
     """
 
     source: str
@@ -122,7 +122,7 @@ class File:
 
 @dataclass(frozen=True)
 class Frames:
-    """Frames of a trajectory, as ASE reads them; methods are as those of `Text`."""
+    """Frames of a trajectory, as ASE reads them; methods are those of `Text`."""
 
     source: str
     first: int
@@ -143,7 +143,7 @@ class Frames:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A file that cannot be read, or only up to some record; methods are as those of `File`."""
+    """A file that cannot be read, or only up to some record; methods are those of `File`."""
 
     source: str
     first: int
@@ -210,7 +210,7 @@ def find_files(structures: str | Path | Iterable[str | Path]) -> list[str]:
 
 
 def _is_meant(file: Path) -> bool:
-    """Return True if an entry of a folder is a structure by its name; a folder by its suffix."""
+    """Return True if an entry of a folder is a structure by its name, or a folder by its suffix."""
     return is_structure_file(file) and bool(file.suffix or not file.is_dir())
 
 
@@ -230,7 +230,7 @@ def without_output(files: Sequence[str], out: Path) -> list[str]:
 
 
 def total_size(files: Sequence[str]) -> int:
-    """Return the bytes of all files, in which the position of a task is measured."""
+    """Return the size of all files in bytes, the unit of the position of a task."""
     return sum(_size(Path(name)) for name in files if name not in SHIPPED)
 
 
@@ -269,7 +269,7 @@ def _task(gathered: list[_Sized]) -> Task:
 
 
 def _size(path: Path) -> int:
-    """Return the bytes of a file, or 0 if it is not one that can be read."""
+    """Return the size of a file in bytes, or 0 if it cannot be read."""
     try:
         status = path.stat()
     except OSError:
@@ -305,7 +305,7 @@ def _of_file(path: Path, before: int) -> Iterator[_Sized]:
     Raises
     ------
     InputError
-        If it cannot be read, if it is empty, or if frames cannot be told apart from one on.
+        If the file cannot be read or is empty, or if frames cannot be told apart after some point.
     """
     source = str(path)
     try:
@@ -335,7 +335,7 @@ def _of_file(path: Path, before: int) -> Iterator[_Sized]:
 
 
 def _texts(path: Path, kind: Format, before: int, size: int) -> Iterator[_Sized]:
-    """Yield the records of a file, which may be compressed, some at a time."""
+    """Yield the records of a file, some at a time; the file may be compressed."""
     source = str(path)
     is_plain = path.suffix.lower() not in COMPRESSED
     frames: list[bytes] = []

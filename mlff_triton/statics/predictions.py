@@ -77,9 +77,9 @@ def predict_files(
     model : str or path
         Name of a shipped model, or a checkpoint.
     coulomb : {"all-pairs", "reaction-field", "pme"}, optional
-        Coulomb energy of a model with partial charges; by default its own.
+        Coulomb energy of a model with partial charges; by default, the model's own.
     charge : int, optional
-        Total charge; by default that of each structure, or 0.
+        Total charge; by default, the charge of each structure, or 0.
     periodic : bool
         If False, drop the cells.
     dtype : {"float32", "float64"} or torch.dtype
@@ -89,10 +89,10 @@ def predict_files(
     device : str
         "auto" (all GPUs of this machine, if there are any), "cpu", "cuda:1", "cuda:0,cuda:1"...
     workers : int, optional
-        Number of processes, which share the GPUs; by default, one per GPU, or this process if there
-        is at most one. For more than 32 MB per GPU, up to eight processes share each GPU: one for
-        each 16 MB, if there are as many cores and 8 GB of the GPU's memory for each. A process that
-        dies costs the structure at which it does.
+        Number of processes that share the GPUs; by default, one per GPU, or only this process if
+        there is at most one GPU. For more than 32 MB per GPU, up to eight processes share each GPU:
+        one for each 16 MB, if there are as many cores and 8 GB of the GPU's memory for each. If a
+        process dies, only the structure that killed it is lost.
     scheduler : str, optional
         Address of a Dask scheduler, or the file that it has written. Its workers compute. They must
         find the model and the structures by the same paths.
@@ -161,7 +161,7 @@ class Row:
     atoms : Atoms
         The structure; empty if it could not be read.
     results : dict or None
-        Results as of ASE's calculators.
+        Results in the form of ASE's calculators.
     error : str
         Reason why there are no results.
     remarks : Remarks
@@ -186,7 +186,7 @@ class Row:
 
 @dataclass(frozen=True)
 class SinglePoints:
-    """The computation of `predict_files`; attributes are its arguments, or those of the output."""
+    """The computation of `predict_files`; attributes are arguments, or properties of the output."""
 
     model: str
     dtype: str
@@ -200,7 +200,7 @@ class SinglePoints:
     has_uncertainty: bool
 
     def settings(self, model: TensorNet | Ensemble) -> dict[str, str | int | None]:
-        """Return what results depend on, which an equal call has in common."""
+        """Return everything that results depend on, which is the same for equal calls."""
         settings = {
             "job": "predict",
             "version": __version__,
@@ -228,7 +228,7 @@ class SinglePoints:
         def compute(pieces: list[Piece]) -> Done:
             parsed = chain.from_iterable(piece.parse() for piece in pieces)
             rows = [self._row(*found) for found in parsed]
-            with using_threads(1):  # others would wait for one another, in every small tensor
+            with using_threads(1):  # several would wait for one another at every small tensor
                 _screen([row for row in rows if not row.error], screening)
             good = [row for row in rows if not row.error]
             evaluate(sorted(good, key=lambda row: len(row.atoms)), calculator)
@@ -254,7 +254,7 @@ class SinglePoints:
         return self._done([Row(p.source, p.first, Atoms(), error=reason) for p in pieces])
 
     def merged(self, payloads: Sequence[bytes]) -> bytes:
-        """Return the results of parts as those of their task."""
+        """Join the results of parts into the results of their task."""
         return b"".join(payloads) if self.is_xyz else concatenated(payloads)
 
     def _done(self, rows: list[Row]) -> Done:
@@ -317,7 +317,7 @@ def evaluate(rows: list[Row], calculator: TensorNetCalculator) -> None:
 
 
 def _warn(rows: list[Row]) -> int:
-    """Warn of some results, and return the number of those outside the training set."""
+    """Warn about some results, and return the number of those outside the training set."""
     doubtful = [row for row in rows if any(row.remarks) and not row.error]
     for row in doubtful[:WARNINGS]:
         row.remarks.warn(row.name)

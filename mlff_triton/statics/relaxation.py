@@ -34,8 +34,9 @@ class RelaxationStep:
     energy : float
         Potential energy in eV.
     max_force : float
-        Largest force on an atom that is not fixed, in eV/Å. With the cell, it includes the
-        derivatives of the energy by the strain, per atom in eV, as they are part of the criterion.
+        Largest force on an atom that is not fixed, in eV/Å. If the cell is relaxed, it includes the
+        derivatives of the energy by the strain, per atom in eV, because they are part of the
+        criterion.
     is_converged : bool
         True if the largest force is below the threshold.
     """
@@ -60,8 +61,8 @@ def relax(
     Parameters
     ----------
     atoms : Atoms
-        The structure. Moved in place, and left with the calculator attached. Atoms that it fixes
-        do not move, or with the cell only: they keep their fractional coordinates.
+        The structure. Moved in place, and left with the calculator attached. Fixed atoms do not
+        move, or move only with the cell and keep their fractional coordinates.
     calculator : Calculator
         A calculator of ASE.
     fmax : float
@@ -130,10 +131,10 @@ def _steps(
 def _descent(
     target: Atoms | FrechetCellFilter, fmax: float, steps: int, optimizer: str
 ) -> Iterator[bool]:
-    """Yield True or False for converged or not, at the start and after each step.
+    """Yield True if converged, at the start and after each step.
 
-    L-BFGS begins anew after a step along which the energy curves down, as what it learns from such
-    a step would lead it uphill. FIRE learns no curvatures.
+    L-BFGS restarts after a step along which the energy curves down, because such a step would teach
+    it to go uphill. FIRE learns no curvatures.
     """
     done = 0
     while True:
@@ -157,7 +158,7 @@ def _descent(
 
 @contextmanager
 def _constrained(atoms: Atoms, fixed: FixAtoms) -> Iterator[None]:
-    """Keep fixed atoms to the last bit meanwhile, which ``FixScaled`` of ASE does not."""
+    """Keep fixed atoms in place to the last bit, unlike ``FixScaled`` of ASE."""
     given = atoms.constraints
     atoms.set_constraint(fixed)
     try:

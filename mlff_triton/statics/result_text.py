@@ -1,4 +1,4 @@
-"""Structures and their results as extended XYZ, many at once: the bytes that ASE writes."""
+"""Structures and their results as extended XYZ, many at once, with the same bytes as ASE."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ PLAIN = {"numbers", "positions"}  # arrays of atoms that need no writer of ASE
 
 
 class Shown(NamedTuple):
-    """A structure as it is written.
+    """A structure in the form in which it is written.
 
     Attributes
     ----------
     atoms : Atoms
         The structure, whose information is written and whose calculator is not.
     results : mapping
-        Results as of ASE's calculators, of which those in `WRITTEN` are written.
+        Results in the form of ASE's calculators; those in `WRITTEN` are written.
     own : mapping
-        Information of the package, which precedes that of the structure.
+        Information from the package, which precedes the structure's own.
     """
 
     atoms: Atoms
@@ -63,7 +63,7 @@ def extended_xyz(images: Sequence[Atoms], own: Sequence[Mapping[str, Any]] = ())
     images : sequence of Atoms
         Structures with their results.
     own : sequence of mappings, optional
-        Information of the package about each structure, which precedes their own.
+        Information from the package about each structure, which precedes the structure's own.
 
     Returns
     -------
@@ -78,8 +78,8 @@ def extended_xyz(images: Sequence[Atoms], own: Sequence[Mapping[str, Any]] = ())
 def text_of(frames: Sequence[Shown]) -> bytes:
     """Return the text of structures in extended XYZ.
 
-    The lines of plain structures are formatted together, as those of one take longer to begin than
-    to format.
+    The lines of plain structures are formatted together, because the overhead per call exceeds the
+    formatting of one structure.
     """
     texts = [b""] * len(frames)
     together: dict[tuple[str, ...], list[int]] = defaultdict(list)

@@ -37,7 +37,8 @@ def read_frames(source: str | Path, *, periodic: bool = True) -> list[Atoms]:
     Returns
     -------
     list of Atoms
-        The frames in order. A PDB cell of 1 x 1 x 1 Å, by which the format says "none", is dropped.
+        The frames in order. A PDB cell of 1 x 1 x 1 Å, which means "none" in that format, is
+        dropped.
 
     Raises
     ------
@@ -67,7 +68,7 @@ def read_frames(source: str | Path, *, periodic: bool = True) -> list[Atoms]:
 
 
 def plain_info(info: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return information about a structure with texts as keys, and values as JSON has them."""
+    """Return information about a structure with strings as keys and values of JSON's types."""
     return {str(key): json.loads(to_json(value)) for key, value in info.items()}
 
 
@@ -121,7 +122,7 @@ def compute_all(
 def _name_the_culprit(
     images: Sequence[Atoms], calculator: TensorNetCalculator, names: Sequence[str]
 ) -> None:
-    """Raise the error of the first structure that fails alone, with its name."""
+    """Raise the error of the first structure that fails on its own, with its name."""
     for atoms, name in zip(images, names, strict=True):
         with labeled(name):
             calculator.calculate_many([atoms])

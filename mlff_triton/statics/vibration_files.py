@@ -27,7 +27,7 @@ def frequencies_as_csv(found: Vibrations) -> bytes:
 
 
 def frequencies_as_json(found: Vibrations, gas: IdealGas | None = None) -> bytes:
-    """Return modes as in CSV, with energies, fixed atoms and the thermochemistry of a molecule."""
+    """Return the modes as in CSV, with energies, fixed atoms and a molecule's thermochemistry."""
     content = {
         "n_atoms": len(found.atoms),
         "fixed_atoms": np.flatnonzero(fixed_atoms(found.atoms)).tolist(),

@@ -163,7 +163,7 @@ class Vibrations:
 def check_ideal_gas(
     atoms: Atoms, temperature: float, pressure: float, symmetry_number: int, spin: float
 ) -> None:
-    """Raise `InputError` unless `Vibrations.ideal_gas` takes a structure and these options."""
+    """Raise `InputError` if `Vibrations.ideal_gas` cannot take a structure and its options."""
     if atoms.pbc.any():
         raise InputError("an ideal gas consists of molecules, but the structure is periodic")
     if fixed_atoms(atoms).any():
@@ -215,7 +215,7 @@ def find_vibrations(
     weighted = internal.T @ (hessian / np.outer(root, root)) @ internal
     curvatures, vectors = np.linalg.eigh(weighted)
     vectors = internal @ vectors
-    if fixed.any():  # what is left of overall motion is a mode, without curvature
+    if fixed.any():  # the remaining overall motion is a mode without curvature
         curvatures = np.concatenate([np.zeros(len(overall)), curvatures])
         vectors = np.concatenate([overall.T, vectors], axis=1)
         order = np.argsort(curvatures, kind="stable")
@@ -264,10 +264,10 @@ def _displaced(atoms: Atoms, atom: int, axis: int, distance: float) -> Atoms:
 
 
 def _overall_motions(atoms: Atoms, fixed: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the motions as a whole that leave fixed atoms in place, as orthonormal rows.
+    """Return the overall motions that leave fixed atoms in place, as orthonormal rows.
 
     These are translations and, without periodicity, rotations, in mass-weighted coordinates of the
-    atoms that move. A molecule turns about one or two fixed atoms.
+    atoms that move. A molecule can rotate about one or two fixed atoms.
     """
     arms = atoms.positions - atoms.get_center_of_mass()
     motions = [np.broadcast_to(axis, arms.shape) for axis in np.eye(3)]
