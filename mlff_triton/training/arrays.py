@@ -105,7 +105,7 @@ def _hdf5_tables(path: Path, labels: Labels) -> Iterator[Group]:
 
 
 def _charge_of(info: Array) -> dict[str, Array]:
-    """Return total charges as ``mlff-triton predict`` notes them in JSON texts, or nothing."""
+    """Return total charges as ``mlff-triton predict`` stores them in JSON strings, or nothing."""
     try:
         noted = [json.loads(text) if text else {} for text in info.ravel().tolist()]
         return {"charge": np.array([each.get("charge", 0) for each in noted])}

@@ -1,4 +1,4 @@
-"""Exponential moving average of weights, which has smaller errors than the weights themselves."""
+"""Exponential moving average of weights; it has smaller errors than the weights themselves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class WeightAverage:
         The model.
     decay : float
         Share of the average that remains after a step. It begins lower, so that the first weights
-        are forgotten: after ``k`` steps it is at most ``(1 + k) / (10 + k)``.
+        are forgotten: after ``k`` steps, it is at most ``(1 + k) / (10 + k)``.
 
     Attributes
     ----------

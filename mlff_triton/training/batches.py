@@ -20,7 +20,7 @@ PER_STRUCTURE = (
     *("energy", "q", "cell", "virial", "virial_mask", "weight"),
     *("charges_mask", "dipole", "dipole_mask", "series"),
 )
-SIGMAS = 4  # standard deviations of the size of batches that a padded size covers
+SIGMAS = 4  # standard deviations of the batch size that a padded size covers
 CPU = torch.device("cpu")
 GROWTH = 1.25  # from one padded size to the next
 
@@ -30,7 +30,7 @@ Batch = dict[str, Tensor]
 The keys are those of `pad_batch` with the masks; ``energy`` in eV, ``forces`` in eV/Å, ``virial``
 [B, 3, 3] in eV with ``virial_mask`` where it is known, ``cell`` in Å, ``weight`` in the loss; and
 those of `LISTED`. If partial charges or dipoles of any structure are known, also ``charges`` and
-``dipole`` in e Å, with ``charges_mask`` and ``dipole_mask`` [B] where they are. In batches of
+``dipole`` in e Å, with ``charges_mask`` and ``dipole_mask`` [B] of the known ones. In batches of
 series, ``series`` [B] counts the structures between each one and the first of its series.
 """
 
@@ -81,7 +81,7 @@ class GraphData:
     Raises
     ------
     InputError
-        If a structure has no neighbor list, since two atoms coincide, for example.
+        If a structure has no neighbor list, for example because two atoms coincide.
     """
 
     def __init__(self, frames: Frames, cutoff: float, device: torch.device = CPU) -> None:
@@ -138,7 +138,7 @@ class GraphData:
         return Size.of_most(*self._sizes, count)
 
     def common_size(self, parts: Sequence[Tensor]) -> Size:
-        """Return a size that each of some batches fits in."""
+        """Return a size that fits each of some batches."""
         n_atoms, n_edges = ([int(sizes[k].sum()) for k in parts] for sizes in self._sizes)
         structures = 1 + max(map(len, parts))
         others = max(count - len(k) for count, k in zip(n_atoms, parts, strict=True))
@@ -167,10 +167,10 @@ class GraphData:
         chosen : int64 [B]
             Their indices.
         size : Size, optional
-            Size to which the batch is padded, or to the first one of its series that is large
-            enough. Without it, there is no filler.
+            Size to which the batch is padded; if too small, the next large enough size of its
+            series. Without it, there is no filler.
         units : int64 [B], optional
-            Numbers of their series, each of which is in one piece.
+            Numbers of their series; each series is contiguous.
 
         Returns
         -------
@@ -217,8 +217,8 @@ class GraphData:
 def units_of(frames: Frames, chosen: Tensor, most: int) -> Tensor:
     """Return the number of the series of each chosen structure, int64 [n].
 
-    Structures without one have a number of their own. Series of more than ``most`` of the chosen
-    are cut into several.
+    Structures without one have a number of their own. Series with more than ``most`` chosen
+    structures are cut into several.
     """
     unit = torch.from_numpy(frames.unit)[chosen]
     order, start = _members(unit)
@@ -242,7 +242,7 @@ def shuffled(
     chosen : int64 [n]
         Indices of structures.
     size : int
-        Structures per batch. There are fewer where the next series does not fit.
+        Structures per batch. A batch has fewer if the next series does not fit.
     seed : int
         Seed of the order.
     start : int
@@ -282,12 +282,12 @@ def take(
     chosen : int64 [B]
         Their indices.
     size : Size, optional
-        Their numbers of atoms and edges, without which the host waits for a GPU.
+        Their numbers of atoms and edges; without it, the host waits for a GPU.
 
     Returns
     -------
     atoms, system : int64 [N]
-        Index of each atom among all, and in ``chosen`` of its structure.
+        Index of each atom among all atoms, and index of its structure in ``chosen``.
     Graph
         Neighbor list of these atoms.
     """
@@ -317,7 +317,7 @@ def ragged_range(start: Tensor, rows: Tensor, total: int | None = None) -> tuple
     rows : int64 [B]
         Indices of the rows to take.
     total : int, optional
-        Number of members, without which the host waits for a GPU.
+        Number of members; without it, the host waits for a GPU.
 
     Returns
     -------
@@ -339,7 +339,7 @@ def _members(unit: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def since_first(units: Tensor) -> Tensor:
-    """Return the number of rows between each one and the first with its unit."""
+    """Return the number of rows between each row and the first row with its unit."""
     rows = torch.arange(len(units))
     begins = torch.ones_like(units, dtype=torch.bool)
     begins[1:] = units[1:] != units[:-1]
@@ -368,13 +368,13 @@ def _moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _taken_shifts(shifts: Tensor, edges: Tensor) -> Tensor:
-    """Return the translations of some edges, which may share one row."""
+    """Return the translations of some edges; the edges may share one row."""
     if shifts.stride(0) == 0:
         return shifts[:1].long().expand(len(edges), 3)
     return shifts[edges].long()
 
 
 def _bound(sizes: Tensor, count: int) -> int:
-    """Return a bound of the sum of ``count`` sizes, which are drawn at random."""
+    """Return a bound on the sum of ``count`` sizes that are drawn at random."""
     mean, spread = float(sizes.mean()), float(sizes.std(correction=0))
     return math.ceil(count * mean + SIGMAS * math.sqrt(count) * spread)

@@ -23,7 +23,7 @@ def charged_data(data: Data, loss: Loss, *, has_charges: bool) -> Data:
     Raises
     ------
     InputError
-        If it has none, and an option is about charges or dipoles.
+        If the model has none and an option is about charges or dipoles.
     """
     if has_charges:
         return replace(data, labels=replace(data.labels, with_charges=True))
@@ -42,7 +42,7 @@ def charged_data(data: Data, loss: Loss, *, has_charges: bool) -> Data:
 
 
 def check_charged(model: TensorNet, frames: Frames, say: Callable[[str], None]) -> None:
-    """Say how many structures have charges and dipoles, if the model has charges.
+    """Report how many structures have charges and dipoles, if the model has charges.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""From what a file says about a structure to a checked frame, or the reason why there is none."""
+"""Conversion of a file's data on a structure to a checked frame, or to a reason against it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlff_triton.training.frames import Array, Frame, formula
 from mlff_triton.training.labels import Labels
 
 CHARGE_TOLERANCE = 0.05  # elementary charges by which partial charges may miss the total charge
-MAX_FORCE = 300.0  # eV/Å; labels above it are wrong, or of atoms that overlap
+MAX_FORCE = 300.0  # eV/Å; labels above it are wrong, or belong to overlapping atoms
 VOIGT = ((0, 5, 4), (5, 1, 3), (4, 3, 2))  # positions of xx, yy, zz, yz, xz, xy in a tensor
 
 
@@ -120,7 +120,7 @@ def _charges(given: Any, n: int, charge: float) -> Array | None:
 
 
 def _dipole(given: Any, is_periodic: bool, unit: float) -> Array | None:
-    """Return a dipole in e Å; None if it is unknown, or not defined since the structure repeats."""
+    """Return a dipole in e Å; None if it is unknown, or undefined because of periodicity."""
     if given is None or is_periodic or _is_unknown(given):
         return None
     return _numbers(given, "dipole", (3,)) * unit
@@ -133,7 +133,7 @@ def _is_unknown(given: Any) -> bool:
 
 
 def _stress(given: Any, is_periodic: bool) -> Array:
-    """Return a stress as a tensor, of which files may have six components; NaN if unknown."""
+    """Return a stress as a tensor, given nine or six components; NaN if unknown."""
     if given is None or not is_periodic:
         return np.full((3, 3), np.nan)
     if np.size(given) == 6:

@@ -16,10 +16,10 @@ from mlff_triton.training.frames import Array, Frames
 from mlff_triton.training.splits import PRECISION
 
 SMALLEST, LARGEST = 1e-3, 0.3
-"""Å that the atom which differs most moves between close structures."""
-BLOCK = 64  # structures that are kept or left out together, as neighbors may be consecutive
+"""Largest displacement in Å of an atom between close structures."""
+BLOCK = 64  # structures that are kept or left out together, because neighbors may be consecutive
 MOST_FRAMES, MOST_ATOMS = 50_000, 2_000_000  # that are searched
-DIMENSIONS = 6  # of the projected space in which neighbors are searched
+DIMENSIONS = 6  # of the projected space in which neighbors are sought
 FAR_APART = 1e6  # Å between the projections of structures of different atoms
 
 
@@ -65,8 +65,8 @@ def close_pairs(frames: Frames, part: Array) -> ClosePairs:
     frames : Frames
         All structures.
     part : int64 [C]
-        Part of the data to which each belongs, such as its file. Blocks are within parts where
-        possible, so that small parts are searched as well.
+        Part of the data that each structure belongs to, such as its file. Blocks are within parts
+        where possible, so that small parts are searched as well.
 
     Returns
     -------
@@ -82,7 +82,7 @@ def close_pairs(frames: Frames, part: Array) -> ClosePairs:
 
 
 def _atoms_and_cell(frames: Frames) -> Array:
-    """Return a hash of what must be equal for two structures to be compared, uint64 [C]."""
+    """Return a hash of the properties that comparable structures share, uint64 [C]."""
     rng = np.random.default_rng(0)
 
     def factors(count: int) -> Array:
@@ -98,7 +98,7 @@ def _atoms_and_cell(frames: Frames) -> Array:
 
 
 def _evenly(frames: Frames, order: Array) -> Array:
-    """Return all of an order of structures, or evenly spaced blocks of it if they are many."""
+    """Return an order of structures, or evenly spaced blocks of it if there are many."""
     most = min(MOST_FRAMES, int(MOST_ATOMS / frames.n_atoms.mean()))
     blocks = -(-len(order) // BLOCK)
     wanted = max(most // BLOCK, 1)
@@ -129,7 +129,7 @@ def _nearest(frames: Frames, chosen: Array, key: Array) -> Array:
 
 
 def _displacements(frames: Frames, first: Array, second: Array) -> Array:
-    """Return how atoms move from structures to others, over the shortest way through the cell."""
+    """Return how atoms move between structures, along the shortest path through the cell."""
     moved = frames.positions[frames.atoms_of(second)] - frames.positions[frames.atoms_of(first)]
     pbc, cell = frames.pbc[first], frames.cell[first]
     periodic = pbc.any(axis=1)
@@ -143,7 +143,7 @@ def _displacements(frames: Frames, first: Array, second: Array) -> Array:
 
 
 def _compared(frames: Frames, first: Array, second: Array) -> ClosePairs:
-    """Return the energies and forces of those pairs that are close."""
+    """Return the energies and forces of the pairs that are close."""
     if not len(first):
         return ClosePairs(first, second, *np.zeros((3, 0)))
     moved = _displacements(frames, first, second)

@@ -1,4 +1,4 @@
-"""Energies that do not change as forces say: gradients instead of forces, or different units."""
+"""Check that energies change as forces imply; gradients or other units cause deviations."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from mlff_triton.training.labels import LENGTH_UNITS, Labels
 from mlff_triton.units import ENERGY_UNITS
 
 LEAST, LEAST_OF_PART = 15, 30
-"""Pairs by which all structures, and those of one file or group, are judged."""
+"""Number of pairs needed to judge all structures, and those of one file or group."""
 MIN_CORRELATION = 0.95  # of energies with forces, by which evidence is clear
 MIN_OPPOSITION = 0.8
 """The same with opposite signs: noise and anharmonic motion weaken correlations, but turn none."""
 NEAR = 0.25  # relative deviation from the slope of pairs that agree with it
 MIN_AGREEMENT = 0.6  # of pairs, by which evidence is clear
-RIGHT = 0.65, 1.5  # slopes of labels that agree: 1, and what anharmonic motion makes of it
+RIGHT = 0.65, 1.5  # slopes of labels that agree: 1, with a margin for anharmonic motion
 UNIT_TOLERANCE = 0.16  # relative deviation of a slope from the ratio of units that explains it
 PARTNERS = {"Bohr": "Hartree", "nm": "kJ/mol"}
 """Units of energy that are used with units of length other than Å."""
@@ -33,7 +33,7 @@ PARTNERS = {"Bohr": "Hartree", "nm": "kJ/mol"}
 
 @dataclass(frozen=True)
 class Slope:
-    """The ratio of energies to what forces say about them.
+    """The ratio of changes of energies to those implied by forces.
 
     Attributes
     ----------
@@ -48,10 +48,9 @@ class Slope:
 
 
 def check_consistent(frames: Frames, labels: Labels, *, can_change: bool = True) -> None:
-    """Raise unless energies change between close structures as forces say.
+    """Raise `InputError` if energies do not change between close structures as forces imply.
 
-    Without enough close structures, or if they disagree with each other, nothing is known and
-    nothing raised.
+    Nothing is raised if there are too few close structures, or if these disagree with one another.
 
     Parameters
     ----------
@@ -79,11 +78,11 @@ def check_consistent(frames: Frames, labels: Labels, *, can_change: bool = True)
 
 
 def fit_slope(pairs: ClosePairs) -> Slope:
-    """Fit the changes of energies by a multiple of what forces say.
+    """Fit the changes of energies by a multiple of those implied by forces.
 
-    Both are divided by the norms of force and displacement, or their median if it is larger, so
-    that no pair counts for more than others, and those whose energies hardly differ for less. The
-    sum of absolute residuals is minimized, by the weighted median of the ratios.
+    Both are divided by the norms of force and displacement, or by their median if that is larger,
+    so that no pair dominates and pairs whose energies hardly differ count for less. The sum of
+    absolute residuals is minimized, by the weighted median of the ratios.
     """
     scale = np.maximum(pairs.scale, np.median(pairs.scale))
     x, y = pairs.work / scale, pairs.change / scale
@@ -109,7 +108,7 @@ def _numbered(names: list[str]) -> Array:
 
 
 def _parts(pairs: ClosePairs, file: Array, group: Array) -> Iterator[ClosePairs]:
-    """Yield all pairs, and those within each file and each group, if they are enough."""
+    """Yield all pairs, and the pairs within each file and each group if there are enough."""
     if len(pairs) >= LEAST:
         yield pairs
     for number in (file, group):
@@ -120,7 +119,7 @@ def _parts(pairs: ClosePairs, file: Array, group: Array) -> Iterator[ClosePairs]
 
 
 def _message(pairs: ClosePairs, slope: float, frames: Frames, labels: Labels | None) -> str:
-    """Return a line about labels that contradict each other, with what mends it."""
+    """Return a line about labels that contradict each other, with the remedy."""
     first, second = (printable(frames.name[k[0]]) for k in (pairs.first, pairs.second))
     found = (
         f"energies contradict forces: from {first} to {second}, and between {len(pairs) - 1} other "
@@ -170,12 +169,12 @@ class _Units(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Units of what forces say about energies, over that of energies."""
+        """Unit of the energies implied by forces, divided by the unit of energies."""
         work = ENERGY_UNITS[self.force_energy] * LENGTH_UNITS[self.length]
         return work / LENGTH_UNITS[self.force_length] / ENERGY_UNITS[self.energy]
 
     def misfit(self, slope: float, labels: Labels) -> float:
-        """Return the relative deviation of a slope from what these units make of it."""
+        """Return the relative deviation of a slope from the one that these units imply."""
         return abs(math.log(slope * _Units.of(labels).ratio / self.ratio))
 
     def strangeness(self, labels: Labels) -> int:
@@ -184,7 +183,7 @@ class _Units(NamedTuple):
         return changes + (self.energy != self.force_energy)
 
     def text(self, labels: Labels) -> str:
-        """Return the units; that of positions only if another one was given."""
+        """Return the units; the unit of positions only if another one was given."""
         text = f"energies were in {self.energy} and forces in {self.force}"
         same = self.length == _Units.of(labels).length
         return text if same else f"positions were in {self.length}, {text}"

@@ -1,4 +1,4 @@
-"""The chemistry that a trained model knows: that of its data, and that of the model before."""
+"""The chemistry that a trained model knows, from its data and from its base model."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def learned_domain(frames: Frames, base: TensorNet | None) -> KnownDomain | None
     Returns
     -------
     KnownDomain or None
-        None if nothing is known of the training set of ``base``. Shells are not judged in periodic
-        structures, whose electrons may belong to all atoms.
+        None if nothing is known of the training set of ``base``. Electron shells are not judged in
+        periodic structures, where electrons may belong to all atoms.
     """
     electrons = np.add.reduceat(frames.numbers, frames.start[:-1]) - frames.charge
     is_in_vacuum = not frames.pbc.any()

@@ -16,7 +16,7 @@ from mlff_triton.training.batches import Batch, GraphData
 from mlff_triton.training.frames import Array, Frames
 from mlff_triton.training.loss import RELATIVE, BatchErrors, Loss, errors_of
 
-BYTES = 500  # that a batch takes per edge and channel
+BYTES = 500  # bytes that a batch takes per edge and channel
 SHARE = 8  # of the memory of a GPU that a batch may take
 HOST_BYTES = 2**29  # that a batch may take on a CPU
 
@@ -40,7 +40,7 @@ class Errors:
     dipole : float64 [C, 3]
         Errors of dipoles in e Å; NaN where unknown.
     loss : float
-        The loss of all structures together; 0 if none was asked for.
+        The loss of all structures together; 0 if not requested.
     """
 
     frames: Frames
@@ -84,7 +84,7 @@ class Errors:
 
     @property
     def in_series(self) -> Array:
-        """True for structures with others of their series, bool [C]."""
+        """True for structures that share a series with others, bool [C]."""
         unit = self.frames.unit
         return np.asarray(np.bincount(unit)[unit] > 1)
 
@@ -123,7 +123,7 @@ def evaluate(
     data : GraphData
         The structures.
     chosen : int64 [C]
-        Indices of those to evaluate.
+        Indices of the structures to evaluate.
     loss : Loss, optional
         A loss to compute.
     most : int, optional
@@ -155,7 +155,7 @@ def evaluate(
 
 
 def _total(loss: Loss, sums: list[Tensor], errors: Errors) -> float:
-    """Return the loss of batches, and of series of which a batch may have a part only."""
+    """Return the loss of batches, and of series that may be split between batches."""
     total = torch.stack(sums).sum(0).cpu()
     weight = errors.frames.weight[errors.in_series]
     total[:, RELATIVE] += loss.relative_sums(*map(torch.from_numpy, (errors.relative, weight)))
@@ -167,8 +167,8 @@ def batches_of(
 ) -> Iterator[tuple[Tensor, Batch]]:
     """Yield indices of structures and large batches of them, on the device of a model.
 
-    On a GPU, filler gives all batches one size, so that they use the same memory: to allocate other
-    blocks for each takes longer than to compute it. Arguments are those of `evaluate`.
+    On a GPU, filler gives all batches one size, so that they use the same memory: allocating new
+    blocks for each batch takes longer than computing it. Arguments are those of `evaluate`.
     """
     parts = list(data.parts(chosen, most or most_edges(model)))
     size = data.common_size(parts) if parts and pads(model) else None
@@ -190,7 +190,7 @@ def most_edges(model: TensorNet) -> int:
 
 
 def _columns(errors: BatchErrors, n_structures: int, n_atoms: int) -> list[tuple[Tensor, int]]:
-    """Return the errors of all labels, NaN for those a model lacks, with their rows but filler."""
+    """Return the errors of all labels without filler; NaN for labels that a model lacks."""
     charges, dipole = errors.charges, errors.dipole
     if charges is None or dipole is None:
         charges, dipole = errors.forces[:, 0] * math.nan, errors.virial[:, 0] * math.nan

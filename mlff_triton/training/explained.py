@@ -12,11 +12,11 @@ from mlff_triton.training.evaluation import Errors
 from mlff_triton.training.frames import Array
 
 WELL, POORLY, HARDLY = 0.9, 0.5, 0.1
-"""Shares of the variance of labels: what a good model explains at least, what it explains at most
-of labels that contradict these, and what a long training explains at most of labels that are
+"""Shares of the variance of labels: the least that a good model explains, the most that it explains
+of labels that contradict these, and the most that a long training explains of labels that are
 unrelated to the structures."""
-LONG = 2000  # steps after which models of right labels explain more than that
-SMALLEST = 1e-3  # eV per atom that energies must differ, to be told from errors of a good model
+LONG = 2000  # steps after which models with correct labels explain more than that
+SMALLEST = 1e-3  # eV per atom by which energies must differ to exceed the errors of a good model
 
 
 def doubts(errors: Mapping[str, Errors], steps: int) -> str | None:
@@ -31,7 +31,7 @@ def doubts(errors: Mapping[str, Errors], steps: int) -> str | None:
     errors : dict of Errors
         Errors by the names of parts, among them ``train`` and ``valid``.
     steps : int
-        Number of steps of the training, as a short one explains nothing yet.
+        Number of steps of the training; a short one explains nothing yet.
     """
     found = [errors[name] for name in ("train", "valid")]
     energies, forces = _share_of_energies(found), _share_of_forces(found)

@@ -51,8 +51,8 @@ class Labels:
     Attributes
     ----------
     keys : dict of str
-        Names in the file by the names in `NAMES`, instead of those that are recognized. A name
-        that begins with ``-`` is that of the negative value, such as a gradient for forces.
+        Names in the file by the names in `NAMES`, instead of those that are recognized. A name that
+        begins with ``-`` refers to the negative value, such as a gradient for forces.
     energy_unit : {"eV", "Hartree", "kcal/mol", "kJ/mol"}
         Unit of energies.
     length_unit : {"A", "Å", "Bohr", "nm"}
@@ -167,7 +167,7 @@ class Labels:
 
 
 def parse_keys(given: Collection[str]) -> dict[str, str]:
-    """Return labels and names of texts such as ``energy=REF_energy``.
+    """Parse texts such as ``energy=REF_energy`` into labels and names.
 
     Raises
     ------

@@ -77,7 +77,7 @@ def errors_of(model: TensorNet, batch: Batch, *, create_graph: bool) -> BatchErr
         batch=batch["batch"],
         charge=batch["q"],
         create_graph=create_graph,
-        n_systems=len(batch["energy"]),  # which a captured step cannot read from the GPU
+        n_systems=len(batch["energy"]),  # because a captured step cannot read it from the GPU
     )
     ones = torch.ones_like(found.atom_energies)
     charges = dipole = None
@@ -150,8 +150,8 @@ class Loss:
     def of(self, errors: BatchErrors, batch: Batch, add: Add = lambda _: None) -> Tensor:
         """Return the loss of errors on a batch.
 
-        Of a share of a batch, it is what the share adds to the loss of the whole, for which ``add``
-        replaces tensors by their sums over all shares.
+        For a share of a batch, it is the share's contribution to the loss of the whole batch;
+        ``add`` replaces tensors by their sums over all shares.
         """
         penalties, weights = self.sums(errors, batch).unbind()
         weights = weights.detach().clone()
@@ -187,7 +187,7 @@ class Loss:
         return torch.stack([*penalties, *(weights.sum() for _, weights in parts)]).view(2, -1)
 
     def relative_sums(self, deviations: Tensor, weight: Tensor) -> Tensor:
-        """Return the part of `sums` that is due to relative energies of whole series, [2].
+        """Return the part of `sums` from the relative energies of whole series, [2].
 
         Parameters
         ----------
@@ -219,7 +219,7 @@ class Loss:
 
 
 def _deviations(energy: Tensor, batch: Batch, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return deviations of errors [B] from the means of their series, and weights, 0 if alone."""
+    """Return deviations of errors [B] from the means of their series, and weights (0 if alone)."""
     if "series" not in batch:
         return torch.zeros_like(energy), torch.zeros_like(weight)
     first = torch.arange(len(energy), device=energy.device) - batch["series"]

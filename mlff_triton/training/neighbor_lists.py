@@ -34,8 +34,8 @@ class _Lists(NamedTuple):
 def neighbor_lists(frames: Frames, cutoff: float) -> tuple[Graph, Tensor]:
     """Find the pairs of atoms in each structure that are closer than a cutoff.
 
-    Small structures in open space are compared pair by pair, many of the same size at once. All
-    others have the lists of `neighbor_list`.
+    Small structures in open space are compared pair by pair, many of the same size at once.
+    `neighbor_list` finds the lists of all others.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def neighbor_lists(frames: Frames, cutoff: float) -> tuple[Graph, Tensor]:
     Raises
     ------
     InputError
-        If a structure has no list, since two atoms coincide, for example. The line names it.
+        If a structure has no list, for example because two atoms coincide. The line names it.
     """
     with using_threads(1):  # several wait for each other at every operation if cores are busy
         found = list(_lists(frames, cutoff))

@@ -1,4 +1,4 @@
-"""Structures whose energies do not belong to the others: other units, or failed calculations."""
+"""Structures with outlying energies, from other units or failed calculations."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def outliers(frames: Frames) -> dict[int, str]:
 
 
 def _fit(fractions: Array, energies: Array) -> Array:
-    """Return the energies per atom that fractions of elements [C, elements] explain best."""
+    """Return the best fit of energies per atom by fractions of elements [C, elements]."""
     weights = np.ones(len(energies))
     explained = energies
     for _ in range(FIT_STEPS):
@@ -58,7 +58,7 @@ def _fit(fractions: Array, energies: Array) -> Array:
 
 
 def _other_unit(ratio: float) -> str:
-    """Return a remark if a ratio of energies is that of two units."""
+    """Return a remark if a ratio of energies equals the ratio of two units."""
     for own, other in permutations(ENERGY_UNITS, 2):
         expected = ENERGY_UNITS[own] / ENERGY_UNITS[other]
         if abs(ratio / expected - 1) < RATIO_TOLERANCE:

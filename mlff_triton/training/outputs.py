@@ -27,7 +27,7 @@ OUTPUTS = (MODEL, LOG, CHECKPOINT, REPORT, PARITY)
 FORMAT = "mlff_triton.training.1"
 
 Recipe = Mapping[str, Any]
-"""Options and data of a training, as JSON has them, which are the same when it is resumed."""
+"""Options and data of a training in JSON's types; they stay the same when it is resumed."""
 
 
 class Outputs:
@@ -42,7 +42,7 @@ class Outputs:
     card : str
         Model card.
     ranks : Ranks
-        The processes that train together, of which the first one writes.
+        The processes that train together; the first one writes.
     """
 
     def __init__(self, directory: Path, recipe: Recipe, card: str, ranks: Ranks = ALONE) -> None:
@@ -137,7 +137,7 @@ class Outputs:
             self.save_best(trainer, trainer.best_model)
 
     def save_best(self, trainer: Trainer, model: TensorNet, doubt: str | None = None) -> None:
-        """Write the best model of a trainer, which may have learned its uncertainty since.
+        """Write the best model of a trainer; it may have learned its uncertainty since.
 
         A doubt about its labels is the first line of its card.
         """

@@ -51,7 +51,7 @@ class Ranks:
         return self.rank == 0
 
     def share(self, chosen: Tensor, units: Tensor | None = None) -> Tensor:
-        """Return what this process takes of the structures of a batch.
+        """Return this process's share of the structures of a batch.
 
         Those with the same number in ``units`` [n], which are in one piece, stay together.
         """
@@ -80,7 +80,7 @@ class Ranks:
                 dist.broadcast(tensor.detach(), 0)
 
     def agreed(self, answer: bool) -> bool:
-        """Return the answer of the first process, after all have come to this point."""
+        """Return the answer of the first process, after all processes have reached this point."""
         if self.count == 1:
             return answer
         said = torch.tensor([answer], dtype=torch.uint8)
@@ -122,7 +122,7 @@ def together(
     Raises
     ------
     BackendError
-        If one of the others ended early; the message has its reason.
+        If another process ended early; the message gives the reason.
     InputError
         If this process uses torch.distributed already.
     """
@@ -157,7 +157,7 @@ def together(
 
 @contextmanager
 def _reported(others: Sequence[Spawned], devices: Sequence[torch.device]) -> Iterator[None]:
-    """Raise the error of a process that ended early, which the connection to it does not tell."""
+    """Raise the error of a process that ended early; its connection does not report it."""
     try:
         yield
     except RuntimeError as error:
@@ -201,7 +201,7 @@ def _help(
             _join(address, ranks, target)
             follow(ranks, target, *arguments)
         if target.type == "cuda":
-            torch.cuda.synchronize(target)  # the others wait for what it has begun
+            torch.cuda.synchronize(target)  # the others wait for the work it has begun
     except BaseException as error:  # noqa: BLE001 - told to the process that leads
         with suppress(OSError):
             pipe.send(first_line(error))

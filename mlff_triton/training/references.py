@@ -14,16 +14,16 @@ from mlff_triton.training.evaluation import Errors, evaluate, rmse
 from mlff_triton.training.frames import Array
 
 MOST = 10_000
-"""Structures to fit to, of which fewer would do: a fit has one number per element."""
+"""Number of structures to fit to; fewer would do, because a fit has one number per element."""
 LEAST = 200
-"""Structures with each element, if there are as many."""
+"""Number of structures with each element, if there are that many."""
 
 
 def fit_references(model: TensorNet, data: GraphData, chosen: Tensor) -> Array:
     """Change the energies of the elements so that the model explains the labels best.
 
     The change is the smallest that minimizes the squared errors of energies per atom. Elements that
-    the structures lack keep their energies. Of many structures, `sample` chooses some.
+    the structures lack keep their energies. If there are many structures, `sample` chooses some.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ def fit_references(model: TensorNet, data: GraphData, chosen: Tensor) -> Array:
     data : GraphData
         The structures, on its device.
     chosen : int64 [C]
-        Indices of those to fit to.
+        Indices of the structures to fit to.
 
     Returns
     -------
@@ -43,7 +43,7 @@ def fit_references(model: TensorNet, data: GraphData, chosen: Tensor) -> Array:
 
 
 def _fit(model: TensorNet, errors: Errors) -> Array:
-    """Do the same by the errors of the model on the structures to fit to."""
+    """Do the same from the errors of the model on the structures to fit to."""
     counts = errors.frames.counts(model.config.elements)
     fractions = counts / errors.frames.n_atoms[:, None]
     change = np.linalg.lstsq(fractions, -errors.per_atom, rcond=None)[0]
@@ -56,7 +56,7 @@ def fit_scale(model: TensorNet, data: GraphData, chosen: Tensor) -> None:
 
     The network is left out of the fit: only its nuclear repulsion counts, if it has one. The scale
     is the root mean square of the forces that remain, in eV/Å, used as an energy in eV. It is 1 for
-    models with partial charges, as it would scale their Coulomb energy. Arguments are those of
+    models with partial charges, because it would scale their Coulomb energy. Arguments are those of
     `fit_references`.
     """
     model.std.zero_()
@@ -76,14 +76,14 @@ def sample(data: GraphData, chosen: Tensor, elements: Sequence[int]) -> Tensor:
     data : GraphData
         The structures.
     chosen : int64 [C]
-        Indices of those to choose from.
+        Indices of the structures to choose from.
     elements : sequence of int
         Atomic numbers.
 
     Returns
     -------
     int64 [n]
-        All of ``chosen`` if these are few. Otherwise about `MOST`, in the same order.
+        All of ``chosen`` if there are few. Otherwise about `MOST`, in the same order.
     """
     if len(chosen) <= MOST:
         return chosen
@@ -96,5 +96,5 @@ def sample(data: GraphData, chosen: Tensor, elements: Sequence[int]) -> Tensor:
 
 
 def _spaced(values: Array, most: int) -> Array:
-    """Return at most ``most`` values in equal distances."""
+    """Return at most ``most`` evenly spaced values."""
     return values[np.linspace(0, len(values) - 1, min(most, len(values))).astype(np.int64)]

@@ -103,7 +103,7 @@ def report(
 
 
 def _trust(judgement: Judgement | None) -> list[str]:
-    """Return the section on the errors that a model predicts of itself."""
+    """Return the section on the errors that a model predicts for itself."""
     if judgement is None:
         return [
             "## Uncertainty",
@@ -139,15 +139,15 @@ def _trust(judgement: Judgement | None) -> list[str]:
 
 
 def _share(part: int, whole: int) -> str:
-    """Write a number as part of another one, in per cent if there is one."""
+    """Write a number as a share of a total, with percent if there is a total."""
     return f"{part} of {whole}" + (f" ({part / whole:.0%})" if whole else "")
 
 
 def parity_figure(errors: Mapping[str, Errors]) -> bytes:
     """Draw predictions over labels of energies and forces; PNG.
 
-    Energies are per atom, without the energies of the elements that explain the labels best, as
-    these would hide everything else.
+    Energies are per atom, without the energies of the elements that explain the labels best,
+    because these would hide everything else.
     """
     figure = figure_class()(figsize=(8, 4), layout="constrained")
     left, right = figure.subplots(1, 2)

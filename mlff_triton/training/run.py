@@ -46,14 +46,14 @@ OF_DIVISION = ("group", "split", "series", "weight")
 
 @dataclass(frozen=True)
 class Base:
-    """A model to begin with.
+    """A model to start from.
 
     Attributes
     ----------
     model : str
         Name or path of a TensorNet or TensorNet2.
     references : {"fit", "keep"}
-        Energies of the elements: fitted to the training set, or those of the model.
+        Energies of the elements: fitted to the training set, or taken from the model.
     """
 
     model: str
@@ -77,8 +77,8 @@ class Result:
     errors : dict of Errors
         Errors of the best model by the names of parts; empty if training was stopped.
     doubts : str, optional
-        A sentence about energies or forces that the model should explain but does not, as their
-        labels are probably wrong.
+        A sentence about energies or forces that the model should explain but does not, because
+        their labels are probably wrong.
     """
 
     trainer: Trainer
@@ -87,7 +87,7 @@ class Result:
 
 
 class _Parts(NamedTuple):
-    """Indices of the structures of each part, among all that were read."""
+    """Indices of the structures of each part, among all structures that were read."""
 
     train: Array
     valid: Array
@@ -114,15 +114,15 @@ def train_files(
     data : Data
         Files, labels and division.
     out : Path
-        Directory of the results. With the checkpoint of the same training in it, that is continued,
-        with the same bits as without the interruption on a CPU.
+        Directory of the results. If it has a checkpoint of the same training, that training is
+        continued; on a CPU, with the same bits as without the interruption.
     begin : Architecture or Base
         Sizes of a new model, or a model to fine-tune.
     settings : Settings
         Options of the optimization.
     device : str
         "auto", "cpu", "cuda" or "cuda:1"; or several, as in "cuda:0,cuda:1", which share every
-        batch. Steps are then those of a single device but for rounding. A process is started for
+        batch. Steps then equal those of a single device up to rounding. A process is started for
         each device but the first.
     overwrite : bool
         If True, begin anew and replace earlier results.
@@ -172,7 +172,7 @@ def _train(
     overwrite: bool,
     watch: Watch = Watch(),  # noqa: B008
 ) -> Result:
-    """Do the part of one process; only the one that leads reports, and writes files."""
+    """Do the part of one process; only the leading process reports and writes files."""
     base = _load_base(begin.model) if isinstance(begin, Base) else None
     has_charges = (
         begin.charges if isinstance(begin, Architecture) else bool(base and base.has_charges)
@@ -278,7 +278,7 @@ def _new_model(begin: Architecture | Base, trained: Frames, seed: int) -> Tensor
 
 
 def _check_known(model: TensorNet, frames: Frames) -> None:
-    """Raise unless a model can compute all structures; the line names the first that it cannot."""
+    """Raise an error if a model cannot compute a structure; the line names the first one."""
     strange = ~np.isin(frames.numbers, model.config.elements)
     if strange.any():
         name = frames.name[frames.owner[strange][0]]
@@ -297,7 +297,7 @@ def _recipe(
     parts: _Parts,
     model: TensorNet,
 ) -> dict[str, Any]:
-    """Return all that decides the result, by the names that users know."""
+    """Return everything that determines the result, by the names that users know."""
     options = dataclasses.asdict(settings)
     loss = options.pop("loss")
     if isinstance(begin, Base):
@@ -333,14 +333,14 @@ def _fit(model: TensorNet, graphs: GraphData, parts: _Parts, begin: Architecture
 
 
 def _errors(model: TensorNet, graphs: GraphData, parts: _Parts) -> dict[str, Errors]:
-    """Return the errors of each part; the one that was never looked at comes last."""
+    """Return the errors of each part; the part that was never looked at comes last."""
     order = ("train", "replay", "valid", "test")
     found = {name: torch.from_numpy(getattr(parts, name)) for name in order}
     return {name: evaluate(model, graphs, k) for name, k in found.items() if len(k)}
 
 
 def _repeated(frames: Frames, parts: _Parts) -> list[str]:
-    """Return a line for each part with structures that are also trained on."""
+    """Return a line for each part that contains structures of the training set."""
     lines = []
     trained = np.concatenate([parts.train, parts.replay])
     for part, word in (("valid", "validate"), ("test", "test")):

@@ -13,7 +13,7 @@ from mlff_triton.units import BOHR, HARTREE
 
 WARM_UP = 0.05  # of all steps
 MOST = dict.fromkeys(("epochs", "batch", "patience", "warm_up"), 2**31 - 1) | {"seed": 2**63 - 1}
-"""Largest values of whole numbers, which PyTorch can hold."""
+"""Largest values of integers that PyTorch can hold."""
 
 
 @dataclass(frozen=True)
@@ -25,18 +25,18 @@ class Data:
     files : tuple of str
         Files of labeled structures; see `mlff_triton.training.sources.read_frames`.
     labels : Labels
-        Names and units of labels in all files but that to replay.
+        Names and units of labels in all files except ``replay``.
     split : {"random", "group", "given"}
         Division of the structures; see `mlff_triton.training.splits.split_frames`.
     valid, test : float
         Fractions below 1, or numbers of structures, for validation and for the test.
     valid_file, test_file : str, optional
-        Files of structures that take the place of these parts.
+        Files of structures that replace these parts.
     replay : str, optional
         File of structures with labels of the base model's own method, to train on as well; in eV
         and Å, with names that are recognized, as ``mlff-triton predict`` writes them.
     replay_weight : float
-        Factor of their weights in the loss.
+        Factor of the weights of these structures in the loss.
     skip_bad : bool
         If True, leave out structures that cannot be trained on.
     """

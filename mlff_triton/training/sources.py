@@ -21,7 +21,7 @@ from mlff_triton.training.outliers import outliers
 from mlff_triton.training.tables import checked_table
 
 Checked = tuple[Frames | None, list[tuple[str, str]], Collection[str]]
-"""Structures, names of those that are bad with the reasons, and the labels that were found."""
+"""Structures, names of bad ones with the reasons, and the labels that were found."""
 
 
 def read_frames(
@@ -42,19 +42,19 @@ def read_frames(
     labels : Labels
         Names and units of the labels in all files.
     skip_bad : bool
-        If True, leave out structures that cannot be trained on, and say why.
+        If True, skip structures that cannot be trained on, and say why.
     may_lack : collection of str
-        Labels that no structure needs to have although ``labels.keys`` names them.
+        Labels that structures may lack although ``labels.keys`` names them.
     say : callable
-        Called with a line about structures that are left out.
+        Called with a line about skipped structures.
 
     Raises
     ------
     InputError
         If a file cannot be read, if it has no structures, or if a structure cannot be trained on
-        and ``skip_bad`` is False: it lacks forces, a label is NaN, or its energy differs from
-        those of the others by more than is sane. The line names the first of them. Also if no
-        structure has a label of ``labels.keys``.
+        and ``skip_bad`` is False: it lacks forces, a label is NaN, or its energy differs from the
+        others by an implausible amount. The line names the first of them. Also if no structure has
+        a label of ``labels.keys``.
     """
     parts: list[Frames] = []
     bad: list[tuple[str, str]] = []
@@ -92,7 +92,7 @@ def read_frames(
 def with_dipoles_about_origin(frames: Frames) -> Frames:
     """Return structures, with dipoles about the origin instead of the centers of mass.
 
-    Only those of charged structures change. Calculators and ``mlff-triton predict`` give dipoles
+    Only dipoles of charged structures change. Calculators and ``mlff-triton predict`` give dipoles
     about the center of mass.
     """
     numbers = frames.numbers.tolist()

@@ -1,4 +1,4 @@
-"""Division of structures into those to train on, to validate with, and to test with."""
+"""Division of structures into sets for training, validation and testing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES = {"train": "train", "training": "train", "valid": "valid", "val": "valid"
 NAMES |= {"validation": "valid", "test": "test"}
 """Splits by the names that files give them."""
 PRECISION = 1e-4
-"""Å to which coordinates of one structure agree in files of different formats."""
+"""Å within which coordinates of one structure agree in files of different formats."""
 
 
 class Split(NamedTuple):
@@ -97,7 +97,7 @@ def _drawn(frames: Frames, wanted: list[int], *, by_group: bool, seed: int) -> S
 
 
 def count_repeated(frames: Frames, chosen: Array, trained: Array) -> int:
-    """Count the structures of a part that occur among those to train on as well.
+    """Count the structures of a part that also occur in the training set.
 
     Their elements, total charges and, up to `PRECISION`, positions and cells are equal.
 
@@ -106,7 +106,7 @@ def count_repeated(frames: Frames, chosen: Array, trained: Array) -> int:
     frames : Frames
         All structures.
     chosen, trained : int64 [n]
-        Indices of the structures of the part, and of those to train on.
+        Indices of the structures of the part, and of the training set.
     """
     sizes = np.isin(frames.n_atoms[trained], frames.n_atoms[chosen])
     known = {_geometry(frames, k) for k in trained[sizes].tolist()}

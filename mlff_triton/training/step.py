@@ -1,8 +1,8 @@
-"""A step of an optimizer, captured once in a CUDA graph and replayed for all batches of a shape.
+"""A step of an optimizer, captured in a CUDA graph and replayed for all batches of one shape.
 
 Training on forces differentiates a model twice. For batches of molecules, the host then needs
-longer to launch the kernels than a GPU needs to run them. A graph launches all of them at once:
-those of the forward pass, both backward passes, the clipping of gradients and the optimizer.
+longer to launch the kernels than a GPU needs to run them. A graph launches all kernels at once: the
+forward pass, both backward passes, the clipping of gradients and the optimizer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TrainingStep:
 
     On a GPU, the first batch of each shape takes an ordinary step, during which the step is also
     captured. Further batches of that shape are copied to the tensors of the graph, which is
-    replayed. On a CPU, every step is an ordinary one.
+    replayed. On a CPU, every step is ordinary.
 
     Parameters
     ----------
