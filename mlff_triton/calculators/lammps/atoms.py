@@ -1,4 +1,4 @@
-"""Atoms of a rank in LAMMPS: its own arrays, and what they were in the last step."""
+"""Atoms of a rank in LAMMPS: LAMMPS's own arrays, and their values in the last step."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class KnownAtoms:
         self.forget()
 
     def forget(self) -> None:
-        """Let the next atoms differ from the last ones, even if there are none."""
+        """Make the next atoms count as different from the last ones, even if there are none."""
         self.tags: IntArray = np.zeros(0, dtype=np.int32)
         self.types: IntArray = np.zeros(0, dtype=np.int32)
         self.n_own = self.n_total = -1
 
     def update(self, n_own: int, *, with_ghosts: bool) -> bool:
-        """Take the present atoms over, and return True if they differ from the last ones.
+        """Take over the present atoms, and return True if they differ from the last ones.
 
         Parameters
         ----------

@@ -1,10 +1,10 @@
-"""Check that atoms are apart, in each step of a run.
+"""Check in each step of a run that atoms do not overlap.
 
-A search for nearest neighbors also finds the clearance: a distance that is left before any pair is
-a contact. No atoms can have met until one of them has moved by half of it.
+A search for nearest neighbors also finds the clearance: the distance left before any pair is in
+contact. No atoms can have met until one of them has moved by half of it.
 
-Kernels on a GPU compare the distances of all neighbors while they find edges. A search then takes
-place where a run begins, and to name the atoms that a kernel has found.
+Kernels on a GPU compare the distances of all neighbors while they find edges. A search is then made
+only at the beginning of a run, and to name the atoms that a kernel has found.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ ROUNDING = 1 + 1e-9
 
 
 class ContactChecks:
-    """Checks that own atoms are not far too close to one another or to ghosts."""
+    """Check that own atoms are not far too close to one another or to ghosts."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Let the next check search for pairs, as atoms may be others or in another order."""
+        """Make the next check search for pairs, because atoms or their order may have changed."""
         self._clearance = 0.0
 
     def may_exist(self, own: FloatArray, cell: FloatArray) -> bool:
@@ -73,7 +73,7 @@ class ContactChecks:
         cell : float64 [3, 3]
             Same as for `may_exist`.
         step : int or None
-            Step of a run that led to these positions; None where a run begins.
+            Step of a run that led to these positions; None at the beginning of a run.
 
         Raises
         ------
@@ -108,7 +108,7 @@ def find_clearance(numbers: IntArray, positions: FloatArray, n_own: int, labels:
     n_own : int
         Number of own atoms.
     labels : int64 [N]
-        IDs of atoms, by which a message calls them.
+        IDs of atoms for messages.
 
     Returns
     -------
@@ -154,7 +154,7 @@ def find_clearance(numbers: IntArray, positions: FloatArray, n_own: int, labels:
 def _pairs(
     tree: cKDTree, atoms: IntArray, limits: FloatArray, clearance: float
 ) -> tuple[IntArray, IntArray]:
-    """Return all pairs of some atoms that may be in contact, or closer to it than a clearance."""
+    """Return all pairs of some atoms that may be in contact or within a clearance of it."""
     neighbors = tree.query_ball_point(tree.data[atoms], limits[atoms] + limits.max() + clearance)
     i = np.repeat(atoms, [len(found) for found in neighbors])
     j = np.concatenate(neighbors).astype(np.int64)
@@ -177,7 +177,7 @@ def _check_finite(own: FloatArray, labels: IntArray) -> None:
 def _near(own: FloatArray, ghosts: FloatArray, reach: float) -> IntArray:
     """Return the indices of ghosts that may be within reach of own atoms."""
     is_near = np.ones(len(ghosts), dtype=bool)
-    for x, y in zip(own.T, ghosts.T, strict=True):  # columns one by one, as NumPy is faster so
+    for x, y in zip(own.T, ghosts.T, strict=True):  # columns one by one, which is faster in NumPy
         is_near &= (y >= x.min() - reach) & (y <= x.max() + reach)
     return np.flatnonzero(is_near)
 

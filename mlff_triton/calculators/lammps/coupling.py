@@ -78,9 +78,9 @@ class Coupling:
     engine : Engine
         The model.
     guard : Guard
-        Errors of the model, and what ends a run because of them.
+        Errors of the model, and the fix that ends a run because of them.
     should_stop : callable
-        Called in each step, which ends like Ctrl-C if it returns True.
+        Called in each step; if it returns True, the run ends as by Ctrl-C.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class Coupling:
         part, kinds = engine.part(charge, find_units(lmp)), numbers[1:]
         self._is_alone = comm.size == 1
         self._transport = transport
-        # All tensors of a shared GPU would pass through the host, which takes longer than to
-        # compute ghosts.
+        # All tensors of a shared GPU would pass through the host, which takes longer than computing
+        # ghosts.
         is_fast = self._is_alone or transport.is_queued or engine.device.type == "cpu"
         self._exchanges = part.exchange_reach is not None and (is_fast or not engine.is_local)
         no_ghosts = OwnImages(np.zeros(0, dtype=np.int32), len(kinds)) if self._exchanges else None
@@ -262,7 +262,7 @@ class Coupling:
             check_coverage(self._lmp, positions, self._reverse.n_copies, self._reach)
 
     def _find_near(self, n_own: int) -> NDArray[np.bool_] | None:
-        """Find ghosts that the network may need before LAMMPS exchanges them, if it may not all."""
+        """Find the ghosts that the network may need before LAMMPS exchanges them, if not all."""
         if self._tensor_reach >= self._reach:
             return None
         # Atoms move by half the skin after an exchange, so by the skin between two steps.
@@ -309,14 +309,14 @@ class Coupling:
         return prediction, energy, n_contacts > 0
 
     def _warn_of_chemistry(self, n_own: int, prediction: PartPrediction) -> None:
-        """Let the first rank warn if atoms differ from all that the model was trained for."""
+        """Make the first rank warn if atoms differ from all that the model was trained for."""
         reasons = [*self._unknown_chemistry(n_own), *self._unknown_atoms(n_own, prediction)]
         reasons = [reason for found in self._comm.allgather(reasons) for reason in found]
         if reasons and self._comm.rank == 0:
             warnings.warn(reasons[0], UnknownChemistryWarning, stacklevel=2)
 
     def _unknown_chemistry(self, n_own: int) -> list[str]:
-        """Return what is unknown of all atoms together, and of the bonds of own atoms."""
+        """Return what is unknown to the model: about all atoms, and about bonds of own atoms."""
         domain, lmp = self.engine.known_domain, self._lmp
         if domain is None or self._charge:
             return []
@@ -355,7 +355,7 @@ class Coupling:
     def _pass_on(
         self, step: int, prediction: PartPrediction, energy: float, forces: FloatArray
     ) -> None:
-        """Give results to LAMMPS: the total energy, and all else of own atoms."""
+        """Give results to LAMMPS: the total energy, and everything else for own atoms."""
         lmp, reverse = self._lmp, self._reverse
         sums_forces = self._is_alone or (self._exchanges and self._transport.is_queued)
         if sums_forces and prediction.atom_virials is None:
@@ -375,19 +375,19 @@ class Coupling:
         lmp.fix_external_set_virial_global(FIX, _for_lammps(prediction.virial) * self._comm.size)
 
     def _fail(self, error: BaseException | None, forces: FloatArray) -> None:
-        """End all ranks with the message of the first that failed, or stop the run of only one."""
+        """End all ranks with the message of the first failure, or stop the run of a single rank."""
         comm = self._comm
         if comm.size > 1:
             first = min(comm.allgather(comm.size if error is None else comm.rank))
             self._lmp.flush_buffers()
             end_together(comm, _message(error, comm), speaker=first)
-        self._atoms.forget()  # as the next run begins anew
+        self._atoms.forget()  # because the next run begins anew
         self._last_step = -2
         self.guard.fail(error)
         self._void(forces)
 
     def _void(self, forces: FloatArray) -> None:
-        """Make all results NaN, instead of those of the last step, for programs that go on."""
+        """Replace all results of the last step by NaN, for programs that continue."""
         lmp, n_own = self._lmp, len(forces)
         forces[:] = math.nan
         lmp.fix_external_set_energy_global(FIX, math.nan)
@@ -419,7 +419,7 @@ def _message(error: BaseException | None, comm: Any) -> str:
 
 
 def _clear_last_virials(lmp: Any) -> None:
-    """Change the last step with virials of atoms to -1, as LAMMPS begins with step 0."""
+    """Change the last step with virials of atoms to -1, because LAMMPS begins with step 0."""
     extract = lmp.lib.lammps_extract_global
     extract.restype = ctypes.POINTER(ctypes.c_int64)
     extract(lmp.lmp, b"vflag_atom")[0] = -1

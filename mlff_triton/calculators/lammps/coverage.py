@@ -1,4 +1,4 @@
-"""Check of ghosts: that LAMMPS sends enough of them."""
+"""Check that LAMMPS sends enough ghosts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from mlff_triton.neighbors.box import FloatArray
 def check_coverage(lmp: Any, positions: FloatArray, n_copies: IntArray, reach: float) -> None:
     """Check that all own atoms near the faces of this rank's domain have ghosts elsewhere.
 
-    LAMMPS's cutoff of ghosts can be changed, but not read, in a run. A cutoff that is too small is
-    recognized if some atom lies farther from a face than this cutoff, but within the reach, and far
-    enough from all other faces.
+    LAMMPS's cutoff of ghosts can be changed but not read during a run. A cutoff that is too small
+    is recognized if some atom lies farther from a face than this cutoff, but within the reach, and
+    far enough from all other faces.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Exchange of tensors of atoms near the faces between ranks, while a step is computed."""
+"""Exchange of tensors of atoms near the faces between ranks during a step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Transport(Protocol):
         """Same as the attribute."""
 
     def deliver(self, sent: Messages, received: Messages) -> None:
-        """Send contiguous tensors, and overwrite others with what arrives."""
+        """Send contiguous tensors, and overwrite others with the received ones."""
 
 
 class HostTransport:
@@ -52,7 +52,7 @@ class HostTransport:
         self._comm = comm
 
     def deliver(self, sent: Messages, received: Messages) -> None:
-        """Send tensors, and wait for those that arrive; see `Transport.deliver`."""
+        """Send tensors, and wait for the received ones; see `Transport.deliver`."""
         arriving = [(rank, torch.empty_like(tensor, device="cpu")) for rank, tensor in received]
         requests = [self._comm.Irecv(tensor.numpy(), rank) for rank, tensor in arriving]
         requests += [self._comm.Isend(tensor.cpu().numpy(), rank) for rank, tensor in sent]
@@ -65,10 +65,10 @@ class HostTransport:
 class FeatureExchange:
     """Tensors of atoms that other ranks own; see `mlff_triton.engine.part.Exchange`.
 
-    All ranks construct it together, for as long as ghosts stay the same. Each atom is sent once to
-    every rank that has a ghost of it, and ghosts of own atoms are these atoms themselves. Ranks
+    All ranks construct it together and keep it while ghosts stay the same. Each atom is sent once
+    to every rank that has a ghost of it, and ghosts of own atoms are these atoms themselves. Ranks
     that share no face neither send nor wait. If the network does not need some ghosts, each rank
-    gets two messages where it needs all: one from atoms near it, and one from the others.
+    gets two messages when it needs all: one with atoms near it, and one with the others.
 
     Parameters
     ----------
@@ -81,8 +81,8 @@ class FeatureExchange:
     transport : Transport
         Path of tensors from rank to rank.
     is_near : bool [ghosts], optional
-        True for the ghosts that the network needs. By default, it needs all. All ranks give it, or
-        none.
+        True for the ghosts that the network needs. By default, it needs all ghosts. Either all
+        ranks give it or none.
     last : FeatureExchange, optional
         The exchange before this one. If work is queued, messages have a reserve, so that they keep
         their sizes while the number of atoms near a face fluctuates.
@@ -211,7 +211,7 @@ def near_ghosts(positions: FloatArray, n_own: int, distance: float) -> NDArray[n
 
 
 def places(counts: Counts, sizes: Counts) -> Counts:
-    """Return where the rows of messages with ``counts`` lie if each is as long as ``sizes``."""
+    """Return the positions of the rows of messages with ``counts`` rows, padded to ``sizes``."""
     counts, sizes = counts.ravel(), sizes.ravel()
     begin = np.repeat(np.cumsum(sizes) - sizes, counts)
     rank = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -222,7 +222,7 @@ def places(counts: Counts, sizes: Counts) -> Counts:
 def _of_ranks(rows: Tensor, sizes: Counts) -> Messages:
     """Divide rows into messages for or from each rank that has some.
 
-    Rows may be those of the first messages only, of atoms that networks need.
+    Rows may be limited to the first messages, with the atoms that networks need.
     """
     used = sizes[:1] if len(rows) == sizes[0].sum() else sizes
     parts = rows.split(used.ravel().tolist())

@@ -1,8 +1,8 @@
-"""Errors of the model, which end a LAMMPS script where they occur.
+"""Errors of the model, which end a LAMMPS script at the point where they occur.
 
 LAMMPS calls the model through ctypes, which drops exceptions. Only LAMMPS's own errors end runs,
 loops and scripts. So a second fix follows the one that calls the model, and fails in its place. It
-is a ``fix indent`` in a group without atoms. Its radius is negative, which LAMMPS refuses, unless
+is a ``fix indent`` in a group without atoms. Its radius is negative, and refused by LAMMPS, unless
 the model has confirmed the present step.
 """
 
@@ -66,23 +66,23 @@ class Guard:
             ]
         )
         kind = type(lmp)
-        if not issubclass(kind, _Guarded):  # of the instance only, and once
+        if not issubclass(kind, _Guarded):  # only of this instance, and only once
             lmp.__class__ = type(kind.__name__, (_Guarded, kind), {})
         lmp.mlff_triton_guard = self
 
     def confirm(self, step: float) -> None:
-        """Let LAMMPS continue, as the model has been computed in this step."""
+        """Let LAMMPS continue, because the model has been computed in this step."""
         self._confirmed = step
         self._lmp.lib.lammps_set_internal_variable(self._lmp.lmp, CONFIRMED.encode(), step)
 
     def fail(self, error: BaseException | None) -> None:
-        """Let LAMMPS fail when the callback returns, with this error instead of its own."""
+        """Make LAMMPS fail when the callback returns, with this error instead of its own."""
         if self.failure is None:  # or none has raised the first one
             self.failure, self._shows_errors = error, self._show_errors(False)
         self.confirm(NO_STEP)
 
     def raise_pending(self) -> None:
-        """Raise an error of the model that LAMMPS did not, as a script removed the fix."""
+        """Raise an error of the model that LAMMPS missed because a script removed the fix."""
         if self.failure is not None:
             raise self.failure
 
@@ -91,7 +91,7 @@ class Guard:
         return bool(self._lmp.lib.lammps_set_show_error(self._lmp.lmp, is_shown))
 
     def explain(self, error: Exception) -> BaseException:
-        """Return what led to an error of LAMMPS."""
+        """Return the cause of an error of LAMMPS."""
         failure, self.failure = self.failure, None
         if failure is not None:
             self._show_errors(self._shows_errors)
@@ -118,6 +118,6 @@ class _Guarded:
         return self.mlff_triton_guard.explain(error)
 
     def close(self) -> None:
-        """Let go of the model as well, whose callback would keep both alive."""
+        """Release the model as well, because its callback would keep both alive."""
         super().close()  # type: ignore[misc]
         self.callback.pop(GUARDED, None)

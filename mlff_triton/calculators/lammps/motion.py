@@ -1,10 +1,10 @@
 """Check that no atom has left the region that ghosts cover.
 
 LAMMPS exchanges ghosts before an atom has moved by half the skin, unless a script changes
-``neighbor`` or ``neigh_modify``. With the settings of ``neigh_modify`` under which LAMMPS looks
-itself in each step, atoms are compared only where they have moved farthest: in steps as long after
-an exchange as the last exchange came after the one before. A new skin takes effect when a run
-begins, so atoms are compared in each step until the first exchange of a run.
+``neighbor`` or ``neigh_modify``. If ``neigh_modify`` makes LAMMPS check distances in each step,
+atoms are compared only where they have moved farthest: in steps as long after an exchange as the
+last interval between exchanges. A new skin takes effect when a run begins, so atoms are compared in
+each step until the first exchange of a run.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ class MotionCheck:
         self._moved: FloatArray = np.zeros((0, 3))  # a buffer
 
     def update(self, n_own: int, *, begins: bool) -> None:
-        """Note the positions if LAMMPS has just exchanged ghosts; called in each step.
+        """Store the positions if LAMMPS has just exchanged ghosts; called in each step.
 
         Parameters
         ----------
         n_own : int
             Number of own atoms.
         begins : bool
-            True where a run begins.
+            True at the beginning of a run.
         """
         age = self._lmp.extract_setting("neigh_ago")
         if age == 0:
             self._last_age = 0 if begins else self._age
-            if len(self.at_exchange) != n_own:  # as new memory costs more than a copy
+            if len(self.at_exchange) != n_own:  # because new memory costs more than a copy
                 self.at_exchange, self._moved = np.empty((2, n_own, 3))
             self.at_exchange[:] = positions_of(self._lmp, n_own)
         self._age = age
 
     def check(self) -> None:
-        """Check distances where they may be too long.
+        """Check distances that may be too long.
 
         Raises
         ------

@@ -74,7 +74,7 @@ class DeviceTransport:
     def _connect(self, rank: int, size: int) -> None:
         """Send a number to each rank, as the first messages make connections, and wait for others.
 
-        A capture of a graph must not.
+        The capture of a graph must not wait.
         """
         others = [other for other in range(size) if other != rank]
         numbers = torch.zeros(2, len(others), device="cuda")

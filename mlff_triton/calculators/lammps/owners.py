@@ -1,4 +1,4 @@
-"""Owners of ghosts, and how ranks send one another rows of arrays."""
+"""Owners of ghosts, and functions that send rows of arrays between ranks."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Owners(NamedTuple):
 
 
 class Directory:
-    """Owners of atoms by their IDs, which all ranks keep and ask together.
+    """Directory of the owners of atoms by ID, kept and queried by all ranks together.
 
-    Rank r keeps the entries of IDs with ``ID % size == r``. Ranks publish their atoms, later only
-    those that have come or have another index.
+    Rank r keeps the entries of IDs with ``ID % size == r``. Ranks publish their atoms; later, only
+    atoms that are new or have a new index.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class Directory:
         self.forget()
 
     def forget(self) -> None:
-        """Let ranks publish all their atoms again, as IDs may be those of others."""
+        """Make ranks publish all their atoms again, because IDs may belong to other atoms now."""
         self._n_total = -1
         self._published: Integers = np.zeros(0, dtype=np.int32)
         self._entries: Counts = np.zeros((0, 2), dtype=np.int32)  # rank and index
@@ -115,7 +115,7 @@ class Directory:
         return Owners(found[:, 0], found[:, 1])
 
     def _extend(self, kept: Integers) -> None:
-        """Make space for entries up to the highest of some positions."""
+        """Allocate entries up to the highest of some positions."""
         missing = int(kept.max(initial=-1)) + 1 - len(self._entries)
         if missing > 0:
             free = np.full((missing, 2), -1, dtype=np.int32)
@@ -123,7 +123,7 @@ class Directory:
 
 
 def _check_unique(is_own: NDArray[np.bool_]) -> None:
-    """Raise `InputError` if the directory has another atom under the ID of one."""
+    """Raise `InputError` if the directory has another atom under the same ID."""
     if not is_own.all():
         raise InputError("several atoms have the same ID: give each its own by `reset_atoms id`")
 
@@ -139,7 +139,7 @@ def counts_of(ranks: Integers, size: int) -> Counts:
 
 
 def send_counts(comm: Any, counts: Counts) -> Counts:
-    """Return how much each rank sends here, given how much goes to each."""
+    """Return the number of rows from each rank, given the number of rows to each rank."""
     received = np.empty_like(counts)
     comm.Alltoall(counts, received)
     return received

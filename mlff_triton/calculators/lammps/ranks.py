@@ -20,10 +20,10 @@ from mlff_triton.errors import BackendError, InputError, MlffTritonError
 
 INSTALL = install("lammps")
 LAUNCHERS = "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"
-"""Variables in which launchers of several MPI libraries tell how many processes they start."""
+"""Variables in which launchers of several MPI libraries store the number of processes."""
 EXIT_ERROR = 2
 PASS_ON = 1.0
-"""Seconds in which mpiexec passes output on, before it ends because of an abort."""
+"""Seconds that mpiexec needs to pass on output before an abort ends it."""
 
 
 def import_mpi() -> Any:
@@ -99,7 +99,7 @@ def choose_device(comm: Any, device: str) -> str:
 
 
 def choose_transport(comm: Any, device: torch.device) -> Transport:
-    """Return how tensors get from rank to rank; all ranks call this together.
+    """Return the transport of tensors between ranks; all ranks call this together.
 
     They go from GPU to GPU if each rank has one of its own, otherwise through the host.
     """
@@ -113,7 +113,7 @@ def choose_transport(comm: Any, device: torch.device) -> Transport:
 
 
 def agree(comm: Any, error: Exception | None) -> None:
-    """Raise the error of the first rank that has one on all ranks, which call this together."""
+    """Raise the first error of any rank on all ranks; all ranks call this together."""
     if error is not None and comm.size == 1:
         raise error
     if isinstance(error, MlffTritonError):
@@ -130,7 +130,7 @@ def agree(comm: Any, error: Exception | None) -> None:
 
 @contextmanager
 def agreed(comm: Any) -> Iterator[None]:
-    """Raise the first error of any rank on all ranks, after a context that all of them enter."""
+    """Raise the first error of any rank on all ranks, after a context that all ranks enter."""
     error = None
     try:
         yield
@@ -153,7 +153,7 @@ def check_same(comm: Any, settings: dict[str, object]) -> None:
 
 
 def end_all(comm: Any, message: str) -> NoReturn:
-    """Print one line to stderr, and end the processes of all ranks; one of them calls this."""
+    """Print one line to stderr, and end the processes of all ranks; a single rank calls this."""
     _complain(message)
     time.sleep(PASS_ON)
     comm.Abort(EXIT_ERROR)
@@ -161,7 +161,7 @@ def end_all(comm: Any, message: str) -> NoReturn:
 
 
 def end_together(comm: Any, message: str, speaker: int = 0) -> NoReturn:
-    """End the processes of all ranks, which call this; one of them prints one line to stderr.
+    """End the processes of all ranks; all ranks call this, and one prints a line to stderr.
 
     Processes of other partitions of LAMMPS end, too.
     """

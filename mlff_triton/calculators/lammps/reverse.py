@@ -1,6 +1,6 @@
-"""Reverse communication: what ranks compute for ghosts goes to the ranks that own the atoms.
+"""Reverse communication: values for ghosts are sent to the ranks that own the atoms.
 
-LAMMPS has its own, but it ends before ``fix external`` computes forces.
+LAMMPS's own reverse communication ends before ``fix external`` computes forces.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mlff_triton.neighbors.box import FloatArray
 
 
 class ReverseCommunication:
-    """Sums over all copies of each own atom, for as long as ghosts stay the same.
+    """Sums over all copies of each own atom, while ghosts stay the same.
 
     All ranks construct and call it together. Sums have a fixed order, so they are reproducible.
 
@@ -56,8 +56,8 @@ class ReverseCommunication:
         Parameters
         ----------
         values : float64 [N, K] or [n_own, K]
-            Values of own atoms and ghosts, or in a single process those of own atoms alone, which
-            are the sums then.
+            Values of own atoms and ghosts; in a single process, values of own atoms alone may be
+            given, which are then the sums.
         sums : float64 [n_own, K]
             Overwritten with the sums.
         """
@@ -70,7 +70,7 @@ class ReverseCommunication:
             np.add.at(sums[:, k], self._atoms, incoming[:, k])
 
     def _send(self, ghosts: FloatArray) -> FloatArray:
-        """Send values of ghosts to the owners, and return what arrives here."""
+        """Send values of ghosts to the owners, and return the received values."""
         if self._outgoing.shape != ghosts.shape:
             self._outgoing = np.empty(ghosts.shape)
             self._incoming = np.empty((len(self._atoms), ghosts.shape[1]))

@@ -1,4 +1,4 @@
-"""Whole LAMMPS scripts, in which one command takes the place of the pair style."""
+"""Whole LAMMPS scripts in which one command replaces the pair style."""
 
 from __future__ import annotations
 
@@ -91,9 +91,8 @@ def run_script(
 ) -> None:
     """Run a LAMMPS script that has the command ``mlff_triton`` instead of a pair style.
 
-    Under mpiexec, all ranks call this. If the command fails, or some of the ranks, one of them
-    prints one line, and all processes end with exit code 2. An error of the model ends the script
-    where it occurs.
+    Under mpiexec, all ranks call this. If the command or some ranks fail, one rank prints one line,
+    and all processes end with exit code 2. An error of the model ends the script where it occurs.
 
     Parameters
     ----------
@@ -135,7 +134,7 @@ def run_script(
 
 
 def _problem(path: Path, options: Options) -> MlffTritonError | None:
-    """Return what is wrong with the files of a run, which LAMMPS does not say or not in a line."""
+    """Return what is wrong with the files of a run; LAMMPS does not say it in one line."""
     if not path.is_file():
         return InputError(f"{path} is not a file: give a LAMMPS script")
     variables = options.variables or {}
@@ -200,7 +199,7 @@ def _run(
 
 
 def _refuse_free_atoms(lmp: Any, comm: Any, remedy: str) -> None:
-    """Raise `InputError` if a run of the present system had neither the model nor other forces."""
+    """Raise `InputError` if a run of the present system would have no forces."""
     n_own = lmp.extract_setting("nlocal")
     has_run = lmp.last_thermo() is not None and not lmp.has_id("group", GROUP)
     has_forces = n_own and lmp.numpy.extract_atom("f", nelem=n_own).any()
@@ -239,7 +238,7 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, MlffTritonError):
         return one_line(error)
     message = getattr(error, "message", None)  # of an MPIAbortException
-    if message is None and type(error) is not Exception:  # LAMMPS raises no other
+    if message is None and type(error) is not Exception:  # LAMMPS raises no other type
         return f"{type(error).__name__}: {one_line(error)}".removesuffix(": ")
     lines = str(message or error).strip().splitlines() or ["no reason given"]
     problem = re.sub(r"^ERROR(?: on proc \d+)?: ", "", lines[0])

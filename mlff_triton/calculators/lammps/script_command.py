@@ -1,9 +1,9 @@
 """A LAMMPS command that is a Python function, for scripts that LAMMPS itself reads.
 
 Only LAMMPS's own parser understands a script: its variables, loops, conditions and included files.
-New commands come from plugins, whose interface is in C except for one C++ object, a ``Command``.
-LAMMPS calls its virtual methods only, so a table of three functions is enough (Itanium C++ ABI).
-See https://docs.lammps.org/Developer_plugins.html.
+New commands come from plugins; their interface is in C except for one C++ object, a ``Command``.
+LAMMPS only calls virtual methods of this object, so a table of three functions is enough (Itanium
+C++ ABI). See https://docs.lammps.org/Developer_plugins.html.
 """
 
 from __future__ import annotations
@@ -84,5 +84,5 @@ class ScriptCommand:
         register(ctypes.byref(plugin), lmp.lmp)
 
     def remove(self) -> None:
-        """Let LAMMPS forget the command, so that another instance can have one of its name."""
+        """Make LAMMPS forget the command, so that another instance can use its name."""
         self._erase(self._plugin.style, self._plugin.name)

@@ -20,7 +20,7 @@ FEMTOSECOND = {"metal": 1e-3, "real": 1.0}
 LONGEST_TIMESTEP = 20.0
 """In fs; no atoms can be integrated with it. Time steps in fs that were read as ps are longer."""
 MASS_TOLERANCE = 0.02
-"""Relative difference up to which a mass is that of an element."""
+"""Relative difference within which a mass counts as that of an element."""
 
 
 def find_units(lmp: Any) -> Units:
@@ -38,7 +38,7 @@ def find_units(lmp: Any) -> Units:
 
 
 def check_timestep(lmp: Any) -> None:
-    """Raise `InputError` if the time step is one of other units."""
+    """Raise `InputError` if the time step seems to be in other units."""
     name, timestep = lmp.extract_global("units"), lmp.extract_global("dt")
     femtoseconds = timestep / FEMTOSECOND[name]
     if femtoseconds > LONGEST_TIMESTEP:
@@ -101,7 +101,7 @@ def find_numbers(lmp: Any, elements: Sequence[str]) -> IntArray:
 
 
 def _check_masses(lmp: Any, numbers: IntArray) -> None:
-    """Set missing masses, and raise `InputError` if one is that of another type's element."""
+    """Set missing masses, and raise `InputError` if a mass fits the element of another type."""
     masses = lmp.extract_atom("mass")
     if not masses:
         return

@@ -1,4 +1,4 @@
-"""Public function `couple`: a model for a LAMMPS instance, the same on all ranks."""
+"""Public function `couple`, which connects a model to LAMMPS on all ranks."""
 
 from __future__ import annotations
 
@@ -71,9 +71,10 @@ def couple(
 
     Notes
     -----
-    The model's energies are part of ``pe`` and ``compute pe/atom``, and its virials of the pressure
-    and ``compute stress/atom``. An error during a run ends all processes with one line; if there is
-    only one, the method that runs LAMMPS raises it, such as ``lmp.command`` or ``lmp.file``.
+    The model's energies are part of ``pe`` and ``compute pe/atom``, and its virials are part of the
+    pressure and ``compute stress/atom``. An error during a run ends all processes with one line. In
+    a single process, the method that runs LAMMPS raises it, such as ``lmp.command`` or
+    ``lmp.file``.
 
     Raises
     ------
@@ -135,7 +136,7 @@ def _best_engine(
     backend: str,
     n_ranks: int,
 ) -> Engine:
-    """Return an engine, which is not the exact module for "auto" if that computes all ghosts."""
+    """Return an engine; "auto" avoids the exact module if that would compute all ghosts."""
     engine = Engine(model, device, dtype, backend)
     if backend == "auto" and not is_best(engine, n_ranks):
         return Engine(model, device, dtype, "torch")
@@ -145,7 +146,7 @@ def _best_engine(
 def _settings(
     engine: Engine, elements: Sequence[str], charge: int, skin: float
 ) -> dict[str, object]:
-    """Return what must be the same on all ranks."""
+    """Return the settings that must be the same on all ranks."""
     return {
         "version of mlff_triton": __version__,
         "model": engine.weights,
@@ -158,5 +159,5 @@ def _settings(
 
 
 def is_best(engine: Engine, n_ranks: int) -> bool:
-    """Return False for the exact module where it computes all ghosts in full, or cannot."""
+    """Return False for the exact module if it would have to compute all ghosts, or cannot."""
     return engine.backend != "exact" or (n_ranks == 1 and engine.is_local)

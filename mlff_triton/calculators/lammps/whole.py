@@ -1,4 +1,4 @@
-"""A system that one rank owns as a whole: it is computed in its box, without ghosts."""
+"""A system that one rank owns as a whole, computed in its box without ghosts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class WholeSystem:
     """All atoms of LAMMPS in one process, with the interface of `SystemPart`.
 
     Images of atoms need not be computed, which saves time. Only the virials of atoms are computed
-    as for a part: that of all atoms with their ghosts.
+    as for a part, from all atoms with their ghosts.
 
     Parameters
     ----------
@@ -55,9 +55,9 @@ class WholeSystem:
         self._part_is_set = False
 
     def step(self, positions: FloatArray, per_atom: bool = False) -> PartPrediction:
-        """Compute all atoms in the box that LAMMPS has now; see `SystemPart.step`.
+        """Compute all atoms in the present box of LAMMPS; see `SystemPart.step`.
 
-        Forces are those on own atoms. With virials of atoms, those on ghosts follow.
+        Forces are those on own atoms. With virials of atoms, the forces on ghosts follow.
         """
         numbers, n_own, *_ = self._atoms
         if per_atom or not n_own:

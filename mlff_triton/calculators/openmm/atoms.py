@@ -48,7 +48,7 @@ class Selection:
         Raises
         ------
         InputError
-            If the numbers are not atomic numbers, or a particle is not one of the atoms.
+            If a number is not an atomic number, or a particle is not one of the atoms.
         """
         values = as_array(numbers)
         if values.ndim != 1 or values.dtype.kind not in "iu" or not len(values):
@@ -138,7 +138,7 @@ def check_indices(
 
 
 def check_bonds(topology: Topology, particles: IntArray | None) -> None:
-    """Raise `InputError` for a bond that leaves the part, as the model would see a radical."""
+    """Raise `InputError` for a bond that leaves the part: the model would see a radical."""
     if particles is None:
         return
     inside = set(particles.tolist())

@@ -4,13 +4,13 @@
 
 over atoms i of the part and charges j of the force field, with a damping length d. The charges of
 the force field thus become Gaussian functions, as in D. Das et al., J. Chem. Phys. 117, 10534
-(2002), https://doi.org/10.1063/1.1520134. Instead of 1 / r, a reaction field is that of OpenMM:
-I. G. Tironi et al., J. Chem. Phys. 102, 5451 (1995), https://doi.org/10.1063/1.469273.
+(2002), https://doi.org/10.1063/1.1520134. A reaction field, which replaces 1 / r, is that of
+OpenMM: I. G. Tironi et al., J. Chem. Phys. 102, 5451 (1995), https://doi.org/10.1063/1.469273.
 
-By particle-mesh Ewald, the sum includes all periodic images, those of the part itself among them,
-and a uniform background that neutralizes the total charge. Its mesh part is the energy of the
-part's charges in the potential of the force field's and half their own. Nothing is differentiated:
-potentials come with their gradients. Sums are in float64.
+With particle-mesh Ewald, the sum includes all periodic images, including those of the part itself,
+and a uniform background that neutralizes the total charge. The sum over the mesh is the energy of
+the part's charges in the potential of the force field's charges and half of their own. Nothing is
+differentiated: potentials are computed with their gradients. Sums are in float64.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ from mlff_triton.neighbors.box import FloatArray
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Charges of a force field, and how they act on those of the machine-learning part.
+    """Charges of a force field, and how they act on the charges of the machine-learning part.
 
     Attributes
     ----------
     sites : int64 [S]
-        Indices in the System of the particles outside of the part that are charged.
+        Indices in the System of the charged particles outside the part.
     charges : float64 [S]
         Their charges in elementary charges.
     method : {"all-pairs", "reaction-field", "pme"}
         Sum over all pairs, over those within the cutoff, or over all periodic images.
     periodic : bool
-        True if pairs are those of nearest images.
+        True if pairs are formed with nearest images.
     cutoff : float
         Å; infinity for all pairs.
     dielectric : float
         Relative permittivity beyond the cutoff, for a reaction field.
     damping : float
-        Damping length in Å, or 0 for point charges. At the cutoff, nothing may be left of it.
+        Damping length in Å, or 0 for point charges. The damping must have vanished at the cutoff.
     pme_error : float
         Requested relative error of forces, for particle-mesh Ewald.
     """
@@ -123,7 +123,7 @@ class Partners(NamedTuple):
     sites : float64 [K, 3]
         Positions, Å.
     box : float64 [3, 3] or None
-        Box in which vectors are those between nearest images; None if they are as given.
+        Box in which vectors connect nearest images; None if positions are used as given.
     """
 
     rows: Tensor | None
@@ -143,7 +143,7 @@ class Field(NamedTuple):
     potential, gradient : float64 [M], [M, 3]
         Potential of the force field's charges at the part, V, and its gradient, V/Å.
     images : list of tuples, or None
-        All that `CrossCoulomb.images` yields, if it is little.
+        Everything that `CrossCoulomb.images` yields, if it is small.
     places : tuple of MeshPlaces, or None
         Part and sites on the mesh.
     """
@@ -257,8 +257,8 @@ class CrossCoulomb:
     def _near(self, geometry: Geometry) -> Partners:
         """Return the sites within the cutoff of a sphere around the part, on a CPU.
 
-        They are the images nearest to its center, and so to its atoms. On a GPU, which would wait
-        for their number, or in a box in which such images are ambiguous, all are taken.
+        They are the images nearest to its center, and so to its atoms. All sites are taken on a
+        GPU, which would wait for their number, and in a box in which such images are ambiguous.
         """
         cutoff, box = self._surroundings.cutoff, self._box(geometry)
         every = Partners(None, geometry.sites, box)
@@ -273,9 +273,9 @@ class CrossCoulomb:
         return Partners(rows, center + vectors.index_select(0, rows), None)
 
     def images(self, geometry: Geometry, mesh: PMEParameters) -> Iterator[tuple[Tensor, Tensor]]:
-        """Compute the interaction of the part's pairs within the cutoff, less that in molecules.
+        """Compute the interaction of the part's pairs within the cutoff, without that in molecules.
 
-        Their own energy is that of the model, and the mesh contains it again.
+        The model contains the energy of the molecules, and the mesh contains it again.
 
         Yields
         ------

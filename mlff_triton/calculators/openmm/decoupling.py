@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SOFTCORE = 0.5
 COULOMB = 138.93545764438198  # kJ nm/mol/e^2, the constant of OpenMM's own kernels
-NEUTRAL = 1e-3  # elementary charges, by which rounded charges of a molecule may miss zero
+NEUTRAL = 1e-3  # elementary charges by which rounded charges of a molecule may deviate from zero
 QUADRATURE = np.polynomial.legendre.leggauss(64)
 LENNARD_JONES = "4*epsilon*((sigma/r)^12-(sigma/r)^6)"
 INTERIOR_NAME = "interior of a decoupled region"
@@ -41,8 +41,8 @@ def decouple(system: openmm.System, atoms: Iterable[int]) -> openmm.System:
 
     The copy has two global parameters, which are 1 by default. With both at 1, energies and forces
     are those of the System. With both at 0, region and surroundings do not interact: a molecule is
-    in vacuum. What is inside the region, whether a model or a force field computes it, and what is
-    outside it stays as it is (decoupling, not annihilation).
+    in vacuum. Interactions within the region, by a model or a force field, and within the
+    surroundings stay unchanged (decoupling, not annihilation).
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def decouple(system: openmm.System, atoms: Iterable[int]) -> openmm.System:
     -----
     ``lambda_electrostatics`` multiplies the charges of the region, by parameter offsets of the
     NonbondedForce. Coulomb energies within the region do not scale. With Ewald sums, the region's
-    interaction with its own periodic images scales by the square, and ends as zero.
+    interaction with its own periodic images scales with the square, and ends at zero.
 
     ``lambda_sterics`` scales the Lennard-Jones energy between region and surroundings, with a soft
     core [1]_ of alpha = 0.5 and the exponents 1, 1 and 6, the default of openmmtools::
@@ -104,7 +104,7 @@ def decouple(system: openmm.System, atoms: Iterable[int]) -> openmm.System:
 
     Examples
     --------
-    Two argon atoms, one of which is taken away:
+    Two argon atoms, one of them decoupled:
 
     >>> import openmm
     >>> system = openmm.System()
@@ -140,10 +140,10 @@ def decouple(system: openmm.System, atoms: Iterable[int]) -> openmm.System:
 def energy_derivatives(context: openmm.Context) -> dict[str, float]:
     """Compute derivatives of the energy by the global parameters of a decoupled System.
 
-    OpenMM's NonbondedForce and PythonForce do not report derivatives, so that a State has none by
-    ``lambda_electrostatics``. The energy is quadratic in it: the difference of the energies half a
-    unit above and below is the exact derivative, apart from rounding, and costs two energies of the
-    NonbondedForce's group. With ``embedding="ml-charges"``, it costs two steps of the model.
+    OpenMM's NonbondedForce and PythonForce do not report derivatives, so a State has no derivative
+    by ``lambda_electrostatics``. The energy is quadratic in it: the difference of the energies half
+    a unit above and below is the exact derivative, apart from rounding, and costs two energies of
+    the NonbondedForce's group. With ``embedding="ml-charges"``, it costs two steps of the model.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def energy_derivatives(context: openmm.Context) -> dict[str, float]:
     Raises
     ------
     InputError
-        If the System of the Context is not one of `decouple`.
+        If the System of the Context was not made by `decouple`.
 
     Examples
     --------
@@ -216,7 +216,7 @@ def _warn_if_charged(force: openmm.NonbondedForce, charge: float) -> None:
 def _scale_charges(
     force: openmm.NonbondedForce, region: Sequence[int], charges: Floats, sigmas: Floats
 ) -> None:
-    """Leave charges that scale, and no Lennard-Jones energy, to particles of the region."""
+    """Leave particles of the region only charges that scale, and no Lennard-Jones energy."""
     force.addGlobalParameter(ELECTROSTATICS, 1.0)
     for i in region:
         force.setParticleParameters(i, 0.0, sigmas[i], 0.0)
@@ -233,8 +233,8 @@ def _keep_interior(
 ) -> None:
     """Give pairs of the region energies that do not scale, without changing existing exceptions.
 
-    Exceptions know no cutoff: what has one becomes a force of its own. Its pairs do not make a
-    molecule of the region, as bonds would.
+    Exceptions have no cutoff, so interactions with a cutoff become a force of their own. Unlike
+    bonds, its pairs do not make the region a molecule.
     """
     import openmm
 
@@ -251,7 +251,7 @@ def _keep_interior(
     has_field = method in (force.CutoffNonPeriodic, force.CutoffPeriodic)
     has_cutoff = method != force.NoCutoff
     if method in (force.Ewald, force.PME):
-        # A molecule may lie across a face of the box, and another one at its far side
+        # A molecule may lie across a face of the box, with another one at the far side
         force.setExceptionsUsePeriodicBoundaryConditions(True)
     bonds = openmm.CustomCompoundBondForce(2, _interior_energy(force))
     bonds.setName(INTERIOR_NAME)
@@ -272,7 +272,7 @@ def _keep_interior(
 
 
 def _interior_energy(force: openmm.NonbondedForce) -> str:
-    """Return the energy of a pair as the NonbondedForce has it within the cutoff."""
+    """Return the energy of a pair in the NonbondedForce within the cutoff."""
     cutoff = force.getCutoffDistance()._value
     switched = LENNARD_JONES
     if force.getUseSwitchingFunction():
@@ -325,7 +325,7 @@ def _add_sterics(
 def _add_tail(
     system: openmm.System, force: openmm.NonbondedForce, sigmas: Floats, epsilons: Floats
 ) -> None:
-    """Add the part of the dispersion correction that pairs of the region have in the System."""
+    """Add the contribution of pairs of the region to the System's dispersion correction."""
     import openmm
 
     is_periodic = force.usesPeriodicBoundaryConditions()

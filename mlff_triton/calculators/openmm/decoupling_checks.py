@@ -26,7 +26,7 @@ WITHOUT_ATOMS = {  # or acting on each one alone
     "MonteCarloMembraneBarostat",
     "RPMDMonteCarloBarostat",
 }
-TERMS = {  # number of atoms, which come first among the parameters of each term
+TERMS = {  # number of atoms; they come first among the parameters of each term
     "Bond": 2,
     "Angle": 3,
     "Torsion": 4,
@@ -195,7 +195,7 @@ def _check_force(force: openmm.Force, inside: set[int]) -> None:
 
 
 def _terms_of(force: openmm.Force) -> Iterator[list[int]] | None:
-    """Return the atoms of each term of a force, or None if it does not tell."""
+    """Return the atoms of each term of a force, or None if they are unknown."""
     kind = force.__class__.__name__
     if kind in OF_TERMS:
         name = next(name for name in TERMS if name in kind)

@@ -1,4 +1,4 @@
-"""A force of a model whose partial charges act with those of a force field."""
+"""A force of a model whose partial charges interact with the charges of a force field."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class EmbeddedForce(EngineForce):
     surroundings : Surroundings
         Charges of the force field.
     is_decoupled : bool
-        True if ``lambda_electrostatics`` multiplies the charges of the part where they act with
-        those of the force field, and with their own periodic images.
+        True if ``lambda_electrostatics`` multiplies the charges of the part in their interaction
+        with the force field and with their own periodic images.
     engine : Engine, optional
         An engine for the recipe; made at the first call by default.
     """

@@ -1,4 +1,4 @@
-"""Mixed systems in which the model's charges act with those of the force field.
+"""Mixed systems in which the model's charges interact with those of the force field.
 
 The energy of ``embedding="ml-charges"`` is
 
@@ -55,7 +55,7 @@ OPTIONS = (
 """Options of `createMixedSystem` with this embedding."""
 DAMPING = 0.1  # nm
 SHORTEST_REACH = 5.0
-"""Smallest ratio of the cutoff to the damping length, at which 2e-12 of the damping is left."""
+"""Smallest ratio of the cutoff to the damping length; 2e-12 of the damping is left there."""
 NEUTRAL = 1e-3  # elementary charges, above the rounding errors of force fields
 UNSUPPORTED = (
     "AmoebaGeneralizedKirkwoodForce",
@@ -219,9 +219,9 @@ def _force_of(function: EmbeddedForce, force_group: int) -> openmm.Force:
 def _interpolate_nonbonded(
     helper: Any, mixed: openmm.System, classical: openmm.NonbondedForce
 ) -> None:
-    """Move the `NonbondedForce` of a mixed system, and that of the classical one, to a helper.
+    """Move the `NonbondedForce` of the mixed system and of the classical one to a helper.
 
-    The classical force gets a Context of its own, as all forces of one need equal exceptions.
+    The classical force gets its own Context, because all forces of a Context need equal exceptions.
     """
     import openmm
 
@@ -250,7 +250,7 @@ def _remove_part(nonbonded: openmm.NonbondedForce, part: Sequence[int]) -> None:
 def _surroundings_of(
     system: openmm.System, nonbonded: openmm.NonbondedForce, part: IntArray, request: Request
 ) -> Surroundings:
-    """Read the charges outside of a part, and the way in which they are summed."""
+    """Read the charges outside a part, and the method by which they are summed."""
     methods = {
         nonbonded.NoCutoff: "all-pairs",
         nonbonded.CutoffNonPeriodic: "reaction-field",
@@ -397,7 +397,7 @@ def _check_borders(
 def _check_model(model: TensorNet | Ensemble) -> None:
     """Raise `InputError` unless a model has charges, and the energy of molecules in vacuum.
 
-    Warn of one whose Coulomb energy is scaled.
+    Warn about a model whose Coulomb energy is scaled.
     """
     for member in members_of(model):
         if not member.has_charges:
@@ -435,7 +435,7 @@ def _check_size(box: Any, cutoff: float) -> None:
 def _warn_of_charge(
     nonbonded: openmm.NonbondedForce, part: IntArray, charge: int, method: str
 ) -> None:
-    """Warn if the total charge of the part is not that of the force field."""
+    """Warn if the total charge of the part differs from that in the force field."""
     classical = float(_charges_of(nonbonded)[part].sum())
     if abs(classical - charge) <= NEUTRAL:
         return

@@ -58,10 +58,10 @@ def create_openmm_force(
         ``"default"`` (the shipped model), another name, address or checkpoint as in
         `mlff_triton.load_model`, or a loaded model, which is copied.
     particles : int [M], optional
-        Indices of the atoms that the model computes; all by default. Other forces between them are
-        not removed. openmm-ml's ``createMixedSystem`` removes the classical ones.
+        Indices of the atoms that the model computes; all by default. Other forces between these
+        atoms are not removed. openmm-ml's ``createMixedSystem`` removes the classical ones.
     periodic : bool, optional
-        If True, the model is periodic in all directions of the System's box. By default, it is if
+        If True, the model is periodic in all directions of the System's box. By default, True if
         the topology has box vectors. The box may change at any time, for example by a barostat.
     charge : int
         Total charge of the model's atoms, in elementary charges.
@@ -87,13 +87,14 @@ def create_openmm_force(
     force has no bonds: add those of `mlff_triton.calculators.create_openmm_bonds` to the System.
 
     With ``periodic=False``, atoms in a box are computed without their images. The bonds of the
-    topology make wrapped molecules whole. With `particles`, each molecule is computed where its
-    middle is nearest to that of the largest one, and a step raises if molecules are within the
-    cutoff across a face of the box, but not where they are computed.
+    topology make wrapped molecules whole. With `particles`, each molecule is computed at the image
+    whose middle is nearest to that of the largest molecule, and a step raises an error if molecules
+    are within the cutoff only across a face of the box.
 
     The first step refuses atoms that are far too close, and warns by an `UnknownChemistryWarning`
     if the structure differs from all that the model was trained for, or if the model expects a
-    larger error in the force on an atom than usual. By route "python", further steps warn as well.
+    larger error in the force on an atom than usual. With the route "python", later steps warn as
+    well.
 
     Raises
     ------
@@ -149,7 +150,7 @@ def selected(
 def force_of_selection(
     selection: Selection, options: Options, box: FloatArray | None
 ) -> openmm.Force:
-    """Make a force for selected atoms as `create_openmm_force` does, without a check of bonds.
+    """Make a force for selected atoms as `create_openmm_force` does, without checking bonds.
 
     Atoms in a box, [3, 3] in nm, may be wrapped, even if the model is not periodic.
     """
@@ -162,7 +163,7 @@ def force_of_selection(
 
 
 def recipe_of_selection(selection: Selection, options: Options, box: FloatArray | None) -> Recipe:
-    """Return the checked recipe of a force; arguments are those of `force_of_selection`."""
+    """Return the checked recipe of a force; takes the arguments of `force_of_selection`."""
     charge = check_charge(options.charge)
     _check_options(options)
     lasting = lasting_model(options.model)
@@ -262,8 +263,8 @@ class EngineForce:
     def __call__(self, state: openmm.State) -> tuple[float, NDArray[np.float64]]:
         """Compute the energy in kJ/mol and forces in kJ/mol/nm.
 
-        Exceptions become ones whose message starts with their class, as OpenMM passes on the
-        message only.
+        The class of an exception is prepended to its message, because OpenMM passes on only the
+        message.
         """
         try:
             return self.compute(state)
@@ -302,7 +303,7 @@ class EngineForce:
         return found.double().numpy() * (EV_TO_KJ_PER_MOL * NM)
 
     def _update(self, state: openmm.State, positions: NDArray[np.float64]) -> Batch:
-        """Return atoms at positions in nm, of which only changed parts are checked again."""
+        """Return atoms at positions in nm; only changed parts are checked again."""
         recipe = self.recipe
         positions *= NM
         if len(positions) != len(recipe.numbers):
@@ -351,7 +352,7 @@ def import_openmm() -> Any:
 def positions_of(
     state: openmm.State, out: NDArray[np.float64] | None = None
 ) -> NDArray[np.float64]:
-    """Return positions in nm, in an array that may be given.
+    """Return positions in nm, in a given array if any.
 
     ``State.getPositions(asNumpy=True)`` returns the same, but spends ten times as long on units.
     """
@@ -361,7 +362,7 @@ def positions_of(
 
 
 def _check_box(model: TensorNet, periodic: bool) -> None:
-    """Raise `InputError` if a model cannot be periodic, with what OpenMM's users want instead."""
+    """Raise `InputError` if a model cannot be periodic, with advice for users of OpenMM."""
     try:
         model.check_box(Box.of(ANY_BOX, periodic))
     except InputError as error:

@@ -1,7 +1,7 @@
 """Molecules of the machine-learning part: bonds that OpenMM sees, and positions made whole.
 
-OpenMM finds molecules by bonds of forces. It wraps and scales them as a whole, but an atom of which
-it knows no bond is a molecule of its own.
+OpenMM finds molecules by bonds of forces. It wraps and scales them as a whole; an atom without
+known bonds is a molecule of its own.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ def bonds_of_selection(selection: Selection) -> openmm.HarmonicBondForce:
 
 
 class WholeMolecules:
-    """Positions in which bonded atoms are next to each other, however they were wrapped.
+    """Function that moves bonded atoms next to each other, however they were wrapped.
 
-    Each atom takes the image that is nearest to the atom before it on the way from the middle of
-    its molecule.
+    Each atom takes the image nearest to the atom before it on the path from the middle of its
+    molecule.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ class WholeMolecules:
     def check_images(
         self, whole: NDArray[np.float64], box: NDArray[np.float64], reach: float
     ) -> None:
-        """Check that molecules interact with the images of each other that are nearest.
+        """Check that molecules interact only with the nearest images of each other.
 
         Parameters
         ----------
@@ -190,7 +190,7 @@ class BondForest:
     roots : int64 [M]
         The middle of each molecule: of its longest path, if it has no rings.
     parents : int64 [N]
-        Atom before each atom on the way from the root, or the root itself.
+        Atom before each atom on the path from the root, or the root itself.
     """
 
     def __init__(self, bonds: IntArray, n_atoms: int) -> None:
@@ -210,7 +210,7 @@ class BondForest:
 
 
 def _parents(ends: IntArray, n_atoms: int, roots: IntArray) -> IntArray:
-    """Return the atom before each atom on the shortest path from a root, which is its own."""
+    """Return the atom before each atom on the shortest path from a root; a root's own is itself."""
     from_one = np.stack([np.full(len(roots), n_atoms), roots])  # a node from which all are reached
     first, second = np.concatenate([ends, from_one], axis=1)
     shape = (n_atoms + 1, n_atoms + 1)
@@ -237,7 +237,7 @@ def _ancestors(parents: IntArray) -> list[IntArray]:
 
 
 def _summed(shifts: Any, ancestors: list[Any]) -> Any:
-    """Return the sum of the shifts of each atom and of all atoms on its way to the first."""
+    """Return the sum of the shifts of each atom and of all atoms on its path to the root."""
     for ancestor in ancestors:
         shifts = shifts + shifts[ancestor]
     return shifts

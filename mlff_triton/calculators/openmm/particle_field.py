@@ -32,9 +32,9 @@ TRITON = ("triton-graph", "triton")
 
 
 class ParticleField:
-    """The field at a part of a System, whose particles move on the host.
+    """The field at a part of a System when particles move on the host.
 
-    All tensors keep their addresses, and nothing waits for a GPU but the host, once.
+    All tensors keep their addresses, and only the host waits for a GPU, once.
 
     Parameters
     ----------
@@ -81,13 +81,13 @@ class ParticleField:
 
     @property
     def layout(self) -> int:
-        """Number of the launches and addresses of this field, see `ExternalField`."""
+        """Number that identifies the launches and addresses of this field, see `ExternalField`."""
         return self._layout
 
     def set(self, own: FloatArray, box: FloatArray | None, scale: float = 1.0) -> None:
         """Begin a step of the part at positions [M, 3] in a box [3, 3], in Å.
 
-        The charges of the part are scaled before they act.
+        ``scale`` multiplies the charges of the part in the field.
         """
         self._own.host.numpy()[:] = own
         self._scale.host.numpy()[:] = scale
@@ -99,7 +99,7 @@ class ParticleField:
             self._plan_mesh(torch.from_numpy(box))
 
     def _plan_mesh(self, box: Tensor) -> None:
-        """Keep the last mesh, or choose another one if that is too coarse or far too fine."""
+        """Keep the last mesh, or choose another one if it is too coarse or far too fine."""
         s = self._surroundings
         wanted = MeshPlan(pme_parameters(box[None], s.cutoff, s.pme_error))
         if self._plan is None or not self._plan.serves(wanted):
@@ -138,7 +138,7 @@ class ParticleField:
 
     @contextmanager
     def _beside_network(self) -> Iterator[None]:
-        """Queue work beside the network, which needs a small part of a GPU for so few atoms."""
+        """Queue work in parallel with the network, which uses little of a GPU for so few atoms."""
         if self._beside is None:
             yield
             return
@@ -147,7 +147,7 @@ class ParticleField:
             yield
 
     def _join(self) -> None:
-        """Let the current stream wait for what is queued beside it."""
+        """Let the current stream wait for the work queued beside it."""
         if self._beside is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._beside)
 
@@ -160,12 +160,12 @@ class ParticleField:
     @property
     def forces(self) -> NDArray[np.float64]:
         """Mean over all calls of the forces at fixed charges, [P, 3] in kJ/mol/nm; a new array."""
-        assert self._total is not None  # as `collect` has been called
+        assert self._total is not None  # because `collect` has been called
         return self._total / self._n_calls if self._n_calls > 1 else self._total
 
 
 class _Copied:
-    """Numbers on the host and on a device, which are the same memory if that is a CPU."""
+    """Numbers on the host and on a device; on a CPU, they share memory."""
 
     def __init__(self, device: torch.device, *shape: int) -> None:
         on_gpu = device.type == "cuda"

@@ -51,7 +51,7 @@ class TensorNetPotential(MLPotentialImpl):
         forceGroup: int,
         **args: Any,
     ) -> None:
-        """Add the force to a system; called by openmm-ml after it has capped the bonds it cut.
+        """Add the force to a system; openmm-ml calls this after capping the bonds that it cut.
 
         Parameters
         ----------
@@ -96,7 +96,7 @@ class TensorNetPotential(MLPotentialImpl):
             system.addForce(bonds_of_selection(selection))
 
     def getSupportedEmbeddings(self) -> list[str]:
-        """Return the embedding in which the model's charges act with those of the force field."""
+        """Return the embedding in which the model's charges interact with the force field's."""
         return [EMBEDDING]
 
     def createMixedSystem(
@@ -110,7 +110,7 @@ class TensorNetPotential(MLPotentialImpl):
         returnInfo: bool = False,  # noqa: ARG002 (atoms stay as they are)
         **args: Any,
     ) -> openmm.System:
-        """Make a mixed system in which the model's charges act with those of the force field.
+        """Make a mixed system in which the model's charges interact with the force field's.
 
         Parameters
         ----------
@@ -154,12 +154,12 @@ class TensorNetPotential(MLPotentialImpl):
         return create_embedded_system(topology, system, atoms, request)
 
     def getMLLongRange(self) -> bool:
-        """Return False: no atom interacts with periodic images, as Ewald sums would have it."""
+        """Return False: no atom interacts with periodic images as in Ewald sums."""
         return False
 
 
 def _route_of_copies(route: str) -> str:
-    """Return the route of forces that openmm-ml copies, as it does to interpolate.
+    """Return the route of forces that openmm-ml copies, for example to interpolate.
 
     To copy a TorchForce, OpenMM writes and reads it, which ends the process.
     """
@@ -189,7 +189,7 @@ def _with_caps(selection: Selection, topology: Topology) -> Selection:
     caps = atoms[len(atoms) - len(cut) :]
     has_bonds = np.isin(caps, selection.bonds).any()
     if len(caps) != len(cut) or has_bonds or (selection.numbers[caps] != 1).any():
-        return selection  # of an embedding that caps differently
+        return selection  # from an embedding that caps differently
     of_caps = np.stack([np.array(cut, dtype=np.int64), caps], axis=1)
     return replace(selection, bonds=np.concatenate([selection.bonds, of_caps]))
 
@@ -199,7 +199,7 @@ def _check_single(system: openmm.System, selection: Selection) -> None:
     for force in system.getForces():
         if force.getName() != FORCE_NAME:
             continue
-        # A TorchForce does not tell its particles, so it counts as one of all atoms.
+        # A TorchForce does not list its particles, so it counts as a force on all atoms.
         theirs = force.getParticles() if hasattr(force, "getParticles") else ()
         ours = selection.particles
         if not theirs or ours is None or not set(theirs).isdisjoint(ours.tolist()):

@@ -39,8 +39,8 @@ class Options:
 class Recipe:
     """A model, its atoms, and the options of its engine.
 
-    OpenMM crashes if unpickling a force raises. So neither files, which may have moved, nor the
-    class of a model, which is stored as bytes, are accessed before the first step.
+    OpenMM crashes if unpickling a force raises. So files, which may have moved, and the class of a
+    model, which is stored as bytes, are not accessed before the first step.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Recipe:
     device, dtype, backend, skin
         Same as for `mlff_triton.engine.engine.Engine`.
     bonds : int64 [B, 2] or None
-        Bonds by which molecules in a periodic box are made whole, for a model that is not periodic.
+        Bonds that make molecules in a periodic box whole, for a model that is not periodic.
     box : float64 [3, 3] or None
         The topology's box in nm, with these bonds.
     shift : float
@@ -92,7 +92,7 @@ class Recipe:
         return Engine(model, self.device, self.dtype, self.backend, skin=self.skin)
 
     def molecules(self) -> WholeMolecules | None:
-        """Return what makes molecules whole, or None if nothing tears them."""
+        """Return the object that makes molecules whole, or None if nothing splits them."""
         if self.bonds is None:
             return None
         return WholeMolecules(self.bonds, len(self.numbers), gathers=self.particles is not None)
@@ -108,7 +108,7 @@ def lasting_model(model: str | Path | TensorNet | Ensemble) -> str | bytes:
 
 
 def load_lasting(model: str | bytes) -> TensorNet | Ensemble:
-    """Load what `lasting_model` returned, on the CPU; errors are those of `load_model`."""
+    """Load what `lasting_model` returned, on the CPU, with the errors of `load_model`."""
     if isinstance(model, str):
         return load_model(model)
     loaded = pickle.loads(model)  # noqa: S301 - from a pickle of OpenMM's, or this process

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 OPENMM_UNITS = Units(length=NM, energy=1 / EV_TO_KJ_PER_MOL)
 KEPT_SYSTEMS = 8
-STEPS_PER_CHECK = 100  # of images, for which the host waits for the device
+STEPS_PER_CHECK = 100  # of images; the host waits for the device for these
 NVRTC = "libnvrtc.so.12"
-"""Library that OpenMM-Torch's wheels list among those they need, although they call nothing in it.
+"""Library that OpenMM-Torch's wheels require although they call nothing in it.
 
 PyTorch adds NVRTC to everything that is linked with it, and PyTorch for CUDA 13 comes with another
 version: https://github.com/pytorch/pytorch/issues/64692.
@@ -98,7 +98,7 @@ def create_module(recipe: Recipe) -> torch.jit.ScriptModule:
     units, nm, kJ/mol and kJ/mol/nm. Forces have the dtype of positions, as OpenMM-Torch would free
     forces of another dtype before using them.
     """
-    handle = secrets.randbits(62)  # random, as modules in files come from other processes
+    handle = secrets.randbits(62)  # random, because modules in files come from other processes
     _recipes[handle] = recipe
     _system_of(handle)
     with warnings.catch_warnings():
@@ -181,10 +181,10 @@ class OpenMMSystem:
 
 
 def _look_at(batch: Batch, engine: Engine) -> None:
-    """Check the first structure, and what the model expects of its own results for it."""
+    """Check the first structure, and the uncertainty of the model's results for it."""
     checks = Plausibility.of(engine)
     checks.check(batch)
-    if engine.uncertainty_limit is not None:  # steps return energy and forces only
+    if engine.uncertainty_limit is not None:  # steps return only energy and forces
         checks.judge(batch, engine.evaluate(batch))
 
 
