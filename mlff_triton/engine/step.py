@@ -26,7 +26,7 @@ from mlff_triton.model.prediction import Prediction
 
 
 class Borders(Protocol):
-    """Rows of tensors of atoms that other processes own, which follow those of own atoms.
+    """Rows of tensors of atoms that other processes own; they follow the rows of own atoms.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class Borders(Protocol):
         """Same as the attribute."""
 
     def fill(self, rows: Tensor) -> None:
-        """Fetch the last M rows of tensors [9, n_own + M, F] from those who computed them.
+        """Fetch the last M rows of tensors [9, n_own + M, F] from the processes that own them.
 
         Rows of atoms beyond the cutoff of the network become NaN.
         """
@@ -60,7 +60,8 @@ class Outputs(NamedTuple):
     charges : [N], optional
         Partial charges in elementary charges.
     uncertainty : [N], optional
-        Expected errors of the forces on atoms, eV/Å. In a part, only those of own atoms are set.
+        Expected errors of the forces on atoms, eV/Å. In a part, only the values of own atoms are
+        set.
     """
 
     totals: Totals
@@ -126,12 +127,12 @@ class ChargedAtoms:
         return replace(self, **{n: getattr(self, n).clone() for n in ("total", "system", "rank")})
 
     def copy_(self, other: ChargedAtoms) -> None:
-        """Take over the atoms of as many others, whose largest system is no larger."""
+        """Take over equally many other atoms, whose largest system is no larger."""
         for name in ("total", "system", "rank"):
             getattr(self, name).copy_(getattr(other, name))
 
     def sort(self, order: Tensor, out: ChargedAtoms) -> None:
-        """Write the atoms, which are in the user's order, to ``out`` in another one, int32 [N]."""
+        """Write the atoms from the user's order to ``out`` in another order, int32 [N]."""
         out.total.copy_(self.total)
         torch.index_select(self.system, 0, order, out=out.system)
         out.rank.index_copy_(0, order.long(), self.rank)
@@ -215,13 +216,13 @@ class Systems:
         return replace(self, charged=charged, **{n: getattr(self, n).clone() for n in names})
 
     def fits(self, other: Systems) -> bool:
-        """Return True if `copy_` can take over the atoms of as many others."""
+        """Return True if `copy_` can take over equally many other atoms."""
         if self.charged is None or other.charged is None:
             return True
         return other.charged.largest <= self.charged.largest
 
     def copy_(self, other: Systems) -> None:
-        """Take over the atoms of as many others."""
+        """Take over equally many other atoms."""
         for name in ("species", "order", "charge_factor", "offsets", "system_ptr"):
             getattr(self, name).copy_(getattr(other, name))
         if self.charged is not None and other.charged is not None:
@@ -282,8 +283,8 @@ def forces_and_sums(
     """Return forces [N, 3], and energies and virials of atoms [7, N], in the user's order.
 
     The network's energies [N] and gradients along the edges [3, slots] are given. Nuclear repulsion
-    is added to both, and the energies of isolated atoms to the former. Results of another energy
-    may be given, to which all are added.
+    is added to both, and the energies of isolated atoms to the energies. If results of another
+    energy are given, everything is added to them.
     """
     offsets = systems.offsets
     for nuclei in p.nuclei:
@@ -310,8 +311,8 @@ def evaluate_part(
         ``rows[h]`` is the number of atoms, the first ones, that are at most h hops along edges away
         from one whose energy counts, for each h up to the number of layers.
     borders : Borders, optional
-        Tensors of other senders, which follow those of the ``rows[0]`` own atoms. Then only own
-        atoms are computed, and all ``rows`` are equal.
+        Tensors of other senders, which follow the ``rows[0]`` own atoms. If given, only own atoms
+        are computed, and all ``rows`` are equal.
     """
     found = energies_and_edge_gradients(ops, p, systems, edges, rows, borders)
     own, edge_grad, uncertainty = found
@@ -329,9 +330,9 @@ def part_forces_and_sums(
     edge_grad: Tensor,
     others: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the same as `forces_and_sums` for a part, given the energies of its own atoms.
+    """Do the same as `forces_and_sums` for a part, given the energies of its own atoms.
 
-    Results of another energy are those of own atoms, too, or of all.
+    Results of another energy are also for own atoms, or for all atoms.
     """
     n_own, energies = len(own), systems.offsets.clone()
     energies[:n_own] += own
@@ -484,7 +485,7 @@ def read_out(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Compute energies [N] from the last tensors, and their gradients [N, F] by hidden values.
 
-    The last result are the uncertainties of the atoms in the user's order, if the model has them.
+    The last result is the uncertainties of the atoms in the user's order, if the model has them.
     """
     r, head = p.readout, p.head
     hidden = ops.readout(x, r.gain, r.shift, r.weight, r.bias)

@@ -140,7 +140,7 @@ class Steps(ABC):
 
     @property
     def exchange_reach(self) -> float | None:
-        """Distance in Å up to which parts with an exchange need ghosts, or None without one."""
+        """Distance in Å up to which parts with an exchange need ghosts, or None."""
         return None
 
     @property

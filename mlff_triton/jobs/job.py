@@ -236,7 +236,7 @@ def _rest(job: Job, journal: Journal, overwrite: bool) -> tuple[Iterator[Task], 
 
 
 def _change(job: Job, journal: Journal, tasks: Iterator[Task]) -> tuple[str, int]:
-    """Take the complete tasks. Return what differs from their input, and the end of the last."""
+    """Skip the complete tasks. Return any change of their input, and the end of the last one."""
     entries, position = journal.entries, 0
     if job.head:
         head, *entries = entries

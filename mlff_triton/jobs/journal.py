@@ -235,7 +235,7 @@ class Journal:
             file.truncate()
 
     def _opened(self) -> tuple[FileIO, FileIO]:
-        """Open the files of results and of the journal, without buffers that a full disk keeps."""
+        """Open the files of results and journal unbuffered, so that a full disk is noticed."""
         partial = _unbuffered(self._partial)
         try:
             return partial, _unbuffered(self._path)

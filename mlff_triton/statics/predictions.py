@@ -243,7 +243,7 @@ class SinglePoints:
         return []
 
     def parts(self, pieces: list[Piece]) -> list[list[Piece]]:
-        """Return two halves of some pieces or of one, or the piece itself if it is a structure."""
+        """Return two halves of some pieces or of one piece; a single structure stays whole."""
         middle = len(pieces) // 2
         if middle:
             return [pieces[:middle], pieces[middle:]]

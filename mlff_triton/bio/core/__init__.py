@@ -1,4 +1,4 @@
-"""Parts that the adapters of all models share: recognition, replacement, fallbacks, and graphs.
+"""Code that the adapters of all models share: recognition, replacement, fallbacks, and graphs.
 
 - ``fast_forward``: base class of everything that replaces a module's ``forward``; fallbacks
 - ``replacement``: a ``forward`` that is set on one instance, and its exact reversal

@@ -37,7 +37,7 @@ class Options(NamedTuple):
     backend: str = "auto"
 
     def captures(self, backend: str | None, module: nn.Module) -> bool:
-        """Return True if what a backend computes for a module may be captured in CUDA graphs."""
+        """Return True if a backend's computation of a module may be captured in CUDA graphs."""
         on_gpu = next(module.parameters()).is_cuda
         return on_gpu and backend == "triton" and bool(self.cuda_graph)
 
@@ -63,9 +63,9 @@ class FallbackWarning(UserWarning):
 class FastForward(Replacement, Generic[Weights]):
     """Replacement of ``forward`` by kernels, or by the same computation in PyTorch.
 
-    The weights that it has read are not copied with it. It reads them again whenever a parameter
-    has changed, as far as `Snapshot` notices, after every forward in training mode, and after
-    `refresh`. While PyTorch records what a model computes, it is the original ``forward``.
+    Copies do not include the weights that it has read. It reads them again whenever a parameter has
+    changed, as far as `Snapshot` notices, after every forward in training mode, and after
+    `refresh`. While PyTorch records a model's computation, it acts as the original ``forward``.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ class FastForward(Replacement, Generic[Weights]):
     ) -> Result:
         """Call ``fast(named arguments, result of begin)`` if possible, else ``slow``.
 
-        The names are those of all arguments, by default those of ``forward``.
+        The names of all arguments are by default those of ``forward``.
         """
         if is_recording() or self.is_undone:
             return slow(*args, **kwargs)
@@ -187,7 +187,7 @@ class FastForward(Replacement, Generic[Weights]):
         return super().replicate()
 
     def _announce(self, reason: str) -> None:
-        """Warn of a fallback, unless its reason is known."""
+        """Warn about a fallback, unless its reason is known."""
         if reason in self.fallback_reasons:
             return
         self.fallback_reasons.append(reason)
@@ -197,7 +197,7 @@ class FastForward(Replacement, Generic[Weights]):
             warnings.warn(message, FallbackWarning, stacklevel=4)
 
     def _update(self) -> str | None:
-        """Read the weights if they have changed; return the reason why kernels cannot have them."""
+        """Read the weights if they have changed; return the reason why kernels cannot use them."""
         if self._reading is None or not self._is_current(self._reading):
             self._reading = None
             obstacle = self._read_again()
@@ -246,7 +246,7 @@ class FastForward(Replacement, Generic[Weights]):
 
     @property
     def parameter(self) -> nn.Parameter:
-        """First parameter of the module, whose device and dtype stand for those of all."""
+        """First parameter of the module; its device and dtype stand for all parameters."""
         found = _first_parameter(self.module)
         assert found is not None
         return found
@@ -297,7 +297,7 @@ class FastForward(Replacement, Generic[Weights]):
 
 
 def _first_parameter(module: nn.Module) -> nn.Parameter | None:
-    """Return the first parameter, in a fifth of the time that ``module.parameters()`` takes."""
+    """Return the first parameter, five times as fast as ``module.parameters()``."""
     for own in module._parameters.values():
         if own is not None:
             return own

@@ -17,7 +17,7 @@ from mlff_triton._common.cuda_graphs import GraphPool, is_capturing, record
 Inputs = Sequence[Tensor | None]
 Outputs = tuple[Tensor, ...]
 Fill: TypeAlias = Callable[[Inputs], None]
-"""Function that writes the inputs of a call to tensors of their shapes."""
+"""Function that writes the inputs of a call to tensors of the same shapes."""
 
 
 class _CapturedGraph(NamedTuple):
@@ -38,7 +38,7 @@ class GraphCache:
     Shapes that occur once are not worth a capture, so a stream of ever new shapes costs nothing.
     If all shapes are known to occur again, they can be captured at once.
     Calls from several threads or streams wait for each other. While the caller captures a graph,
-    the function runs without one of its own.
+    the function runs without its own graph.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class GraphCache:
     capacity : int
         Number of shapes to remember. The least recently used one is dropped first.
     overwrites : bool
-        True if the function overwrites its inputs, of which it then gets copies.
+        True if the function overwrites its inputs; it then gets copies of them.
     at_once : bool
         Capture shapes when they occur for the first time.
     """
@@ -77,10 +77,9 @@ class GraphCache:
     ) -> Outputs:
         """Return what the function returns, in tensors that the caller may keep.
 
-        Constants are tensors that are never changed in place, and of the same shapes in all calls
-        with an option. They are copied if they are others than in the call before. The function
-        gets copies of the inputs, or what ``fill`` writes to tensors of their shapes, unless it is
-        None.
+        Constants are tensors that are never changed in place and have the same shapes in all calls
+        with an option. They are copied if they differ from those of the last call. The function
+        gets copies of the inputs or, if ``fill`` is given, the tensors that it writes.
         """
         if is_capturing(_present(inputs)[0]):
             return self._run(inputs, option, constants, fill)

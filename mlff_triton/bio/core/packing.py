@@ -11,8 +11,8 @@ from mlff_triton.kernels.transformer.types import PackedRows
 def find_rows(kept: Tensor) -> PackedRows:
     """Find the packed rows of the tokens that a mask keeps.
 
-    On a GPU, counting the tokens would make the host wait. So there are always T = B L rows there,
-    of which kernels leave out those from ``row_ptr[-1]`` on.
+    On a GPU, counting the tokens would make the host wait. So there are always T = B L rows on a
+    GPU, and kernels skip the rows from ``row_ptr[-1]`` on.
 
     Parameters
     ----------

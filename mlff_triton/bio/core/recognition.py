@@ -1,4 +1,4 @@
-"""Recognition of modules by their classes, by those of their submodules, and by their sources."""
+"""Recognition of modules by their classes, their submodules' classes, and their sources."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Children: TypeAlias = Mapping[str, frozenset[str]]
 GENERATED = (torch.jit.ScriptModule, GraphModule)
 
 OPTIONAL = "nothing"
-"""Stands for a submodule that may be missing."""
+"""Class of a submodule that may be missing."""
 
 
 def is_plain(module: Any, *kinds: type[nn.Module]) -> bool:
@@ -30,9 +30,9 @@ def is_unmodified(module: nn.Module, *sources: str, generates_code: bool = False
 
     Their classes and methods ``forward`` are PyTorch's or come from the Python modules or packages
     ``sources``, and no instance has a ``forward`` of its own, except for checkpoints of submodules.
-    Names that end with a dot are those of packages, and stand for the modules inside alone. Modules
-    in TorchScript have no such methods: they are not known, unless the package generates code of
-    its own for submodules, as e3nn does for tensor products.
+    Names that end with a dot are packages, and stand only for the modules inside. Modules in
+    TorchScript have no such methods: they are not known, unless the package generates code of its
+    own for submodules, as e3nn does for tensor products.
     """
     modules = list(module.modules())
     if generates_code:
@@ -53,8 +53,8 @@ def children(kinds: Mapping[str, str]) -> Children:
     Parameters
     ----------
     kinds : mapping of str to str
-        Names of submodules, separated by spaces, for each class. Names of several classes of which
-        one is possible are also separated by spaces; one of them may be `OPTIONAL`.
+        Names of submodules, separated by spaces, for each class. Alternative classes are also
+        separated by spaces; one of them may be `OPTIONAL`.
     """
     return {
         name: frozenset(classes.split())
@@ -64,7 +64,7 @@ def children(kinds: Mapping[str, str]) -> Children:
 
 
 def has_structure(module: nn.Module, known: Mapping[str, Children]) -> bool:
-    """Return True if all submodules have the submodules that are known for their classes.
+    """Return True if all submodules have the submodules expected for their classes.
 
     Classes that are not known must not have any.
     """
@@ -72,13 +72,13 @@ def has_structure(module: nn.Module, known: Mapping[str, Children]) -> bool:
 
 
 def has_children(module: nn.Module, expected: Children) -> bool:
-    """Return True if a module has the expected submodules, and no others."""
+    """Return True if a module has exactly the expected submodules."""
     found = {name: type(child).__name__ for name, child in module.named_children()}
     names: Iterable[str] = found.keys() | expected.keys()
     return all(found.get(name, OPTIONAL) in expected.get(name, ()) for name in names)
 
 
 def has_foreign_forward(module: nn.Module) -> bool:
-    """Return True if somebody else has set ``forward`` on the instance, but not around ours."""
+    """Return True if other code has set ``forward`` on the instance without wrapping ours."""
     is_ours = isinstance(vars(module).get("forward"), Replacement)
     return has_other_forward(module) and not is_ours and replacement_of(module) is None

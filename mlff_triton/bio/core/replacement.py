@@ -63,7 +63,7 @@ class Replacement(ABC):
         setattr(self.module, REPLICATE, self.replicate)
 
     def undo(self, module: nn.Module | None = None) -> None:
-        """Give the module its own ``forward`` back, also inside of what others wrapped around.
+        """Restore the module's own ``forward``, even inside wrappers of other packages.
 
         The module given may be a shallow copy.
         """
@@ -85,7 +85,7 @@ class Replacement(ABC):
         return vars(self.module).get("forward") is not self
 
     def replicate(self) -> nn.Module:
-        """Return a copy of the module for `torch.nn.DataParallel`, with the own ``forward``.
+        """Return a copy of the module for `torch.nn.DataParallel`, with its own ``forward``.
 
         A copy gets its weights later, and is dropped after one forward pass.
         """
@@ -133,5 +133,5 @@ def replacement_of(module: nn.Module) -> Replacement | None:
 
 
 def is_recording() -> bool:
-    """Return True while PyTorch records what a model computes, to compile or export it."""
+    """Return True while PyTorch records a model's computation, to compile or export it."""
     return torch.compiler.is_compiling() or torch._C._is_tracing()

@@ -17,7 +17,7 @@ SETTINGS = (
     *("rms_norm", "channels_last", "elementwise_affine", "max_norm"),
 )
 
-# Modules and attributes on which no result in evaluation mode depends.
+# Modules and attributes that affect no result in evaluation mode.
 INERT = (nn.Linear, nn.Dropout, nn.Identity, nn.Sequential, nn.ModuleList, nn.ModuleDict)
 UNREAD = ("training", "forward", "gradient_checkpointing", "layer_idx", "inplace")
 
@@ -27,7 +27,7 @@ _ABSENT = object()
 
 
 def settings(module: nn.Module) -> tuple[Any, ...]:
-    """Return the `SETTINGS` of a module, each None if it has none of that name."""
+    """Return the `SETTINGS` of a module; None for each that it lacks."""
     return tuple(map(vars(module).get, SETTINGS))
 
 
@@ -84,7 +84,7 @@ class Settings:
 
 
 def are_usual(modules: Iterable[nn.Module], *arguments: Any, watches: Collection[str]) -> bool:
-    """Return True if plain attributes that an adapter does not watch are those of new modules.
+    """Return True if plain attributes that an adapter does not watch equal those of new modules.
 
     Parameters
     ----------

@@ -39,13 +39,13 @@ class Snapshot:
     address.
 
     Changes in place are noticed by the counters that PyTorch keeps. Changes of ``parameter.data``
-    in place, and those of tensors that were made in inference mode, are not counted. `Samples`
-    notice most of them on a CPU, and on a GPU once PEFT is imported, which merges adapters into
-    ``parameter.data``, or FSDP, which gathers weights uncounted. Freezing or unfreezing a parameter
-    counts as a change, too.
+    in place, and of tensors made in inference mode, are not counted. `Samples` notice most of them
+    on a CPU, and on a GPU once PEFT is imported, which merges adapters into ``parameter.data``, or
+    FSDP, which gathers weights uncounted. Freezing or unfreezing a parameter counts as a change,
+    too.
 
-    Submodules in TorchScript count as a whole: what they compute is compiled, and has no mode,
-    settings or hooks that could be set in Python.
+    Submodules in TorchScript count as a whole: they are compiled, without mode, settings or hooks
+    that could be set in Python.
 
     Parameters
     ----------
@@ -134,7 +134,8 @@ class Samples:
     Parameters
     ----------
     tensors : sequence of Tensor
-        Detached tensors. Those on another device than the first are left out, and complex ones.
+        Detached tensors. Tensors on a device other than the first one's, and complex tensors, are
+        skipped.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -145,7 +146,7 @@ class Samples:
         self._kept = self._current()
 
     def are_current(self) -> bool:
-        """Return True unless a value has changed, as far as that can be told."""
+        """Return True unless a value has changed, as far as is known."""
         if self._kept is None or (self._on_gpu and not hides_changes()):
             return True
         return self._current() in (self._kept, None)
@@ -185,7 +186,7 @@ def is_checkpointed(module: nn.Module) -> bool:
 
 
 def has_other_forward(module: nn.Module) -> bool:
-    """Return True if somebody has set another ``forward`` on a module than that of its class.
+    """Return True if a module has a ``forward`` other than that of its class.
 
     Transformers 5.0 leaves the method of the class on modules whose outputs it has recorded.
     """

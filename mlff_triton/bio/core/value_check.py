@@ -33,7 +33,7 @@ class ValueCheck(ABC):
 
     @abstractmethod
     def reason(self, *values: float) -> str | None:
-        """Return why a tensor that `measure` maps to these values is refused, or None if not."""
+        """Return the reason why a tensor with these values of `measure` is refused, or None."""
 
     def concerns(self, tensor: Tensor) -> bool:
         """Return True if the values of a tensor matter."""
@@ -66,7 +66,7 @@ class ValueCheck(ABC):
 
 
 class IndexCheck(ValueCheck):
-    """Check of indices into a table, for which kernels give NaN outside of it.
+    """Check of indices into a table; for indices outside it, kernels give NaN.
 
     Parameters
     ----------

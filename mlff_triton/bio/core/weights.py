@@ -1,6 +1,6 @@
 """Weights of models, read and combined in float64, and converted at the end.
 
-Converted weights are contiguous, as kernels read them, whatever the strides of the parameters are.
+Converted weights are contiguous, as kernels require, whatever the strides of the parameters.
 """
 
 from __future__ import annotations

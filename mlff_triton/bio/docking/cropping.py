@@ -16,7 +16,7 @@ ATOM_RESIDUES = "atom", "atom_rec_contact", "receptor"
 
 
 def cropped(data: Any, layout: Layout, cutoff: float) -> Any:
-    """Return a batch without residues whose ligand is farther than a cutoff in Å.
+    """Return a batch without the residues farther than a cutoff in Å from their ligand.
 
     This is ``crop_beyond`` of DiffDock for a whole batch. It waits for the device once.
     """
@@ -44,7 +44,7 @@ def _keep(nodes: Any, kept: Tensor, *names: str) -> None:
 
 
 def _renumbered(index: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Return the edges between nodes that are kept, with their new numbers."""
+    """Return the edges between kept nodes, with the new numbers of these."""
     numbers = [kept.cumsum(0) - 1 for kept in (first, second)]
     index = index[:, first[index[0]] & second[index[1]]]
     return torch.stack([n[row] for n, row in zip(numbers, index, strict=True)])

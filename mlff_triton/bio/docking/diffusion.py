@@ -25,7 +25,7 @@ class Component:
     data : float
         Exponent, between 0 and 1, of the noise of the data in low-temperature sampling.
     speed : float
-        Factor of the rate: 1, but the square root of 2 for rotations in DiffDock's release 1.0.
+        Factor of the rate: 1, or the square root of 2 for rotations in DiffDock's release 1.0.
     """
 
     smallest: float
@@ -70,7 +70,7 @@ class Step(NamedTuple):
     sigma : float
         Noise of translations, in Å.
     factors : tuple of Factors
-        Those of translations, rotations and torsions.
+        Factors of translations, rotations and torsions.
     """
 
     time: float
@@ -80,7 +80,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Diffusion:
-    """Settings of a reverse diffusion, those of DiffDock's ``inference.py``.
+    """Settings of a reverse diffusion, as in DiffDock's ``inference.py``.
 
     Attributes
     ----------
@@ -89,15 +89,15 @@ class Diffusion:
     steps : int
         Number of equal intervals of time from 1 to 0.
     actual_steps : int or None
-        Number of steps that are made, the last of which goes to the time 0; by default all.
+        Number of steps that are made; the last one goes to time 0. By default, all.
     noisy_end : bool
         If True, the last step adds noise.
     start : float
         Width of the distribution of the first positions: if negative, in units of minus the
         largest noise of translations, otherwise in units of the receptor's size.
     crop : float or None
-        If given, residues farther than this from a ligand, in Å, plus three times the noise of
-        translations are left out.
+        If given, residues farther from a ligand than this, in Å, plus three times the noise of
+        translations are removed.
     no_torsion : bool
         True if ligands are rigid.
 

@@ -60,10 +60,10 @@ def dock_files(
 ) -> Progress:
     """Dock all ligands of an SDF file to a receptor by DiffDock.
 
-    Graphs are made by DiffDock's own code, which must be at hand. Poses follow each other in the
-    order of the input, best first, with the properties ``record`` (number of the ligand), ``rank``
-    and ``confidence``. A ligand that cannot be read or docked is a record without atoms and with
-    the property ``error``. If a call is interrupted, even by SIGKILL, an equal call continues it.
+    DiffDock's own code makes the graphs and must be available. Poses follow each other in the order
+    of the input, best first, with the properties ``record`` (number of the ligand), ``rank`` and
+    ``confidence``. A ligand that cannot be read or docked is a record without atoms and with the
+    property ``error``. If a call is interrupted, even by SIGKILL, an equal call continues it.
 
     Parameters
     ----------
@@ -76,9 +76,9 @@ def dock_files(
     model : str or path
         Folder of a score model of DiffDock, or one with ``score_model`` and ``confidence_model``.
     confidence : str or path, optional
-        Folder of a confidence model, by which poses are ranked.
+        Folder of the confidence model that ranks poses.
     code : str or path, optional
-        Folder of DiffDock's code; by default that in the environment variable DIFFDOCK.
+        Folder of DiffDock's code; by default, the one in the environment variable DIFFDOCK.
     configuration : str or path, optional
         Settings of DiffDock's ``inference.py``; by default ``default_inference_args.yaml`` in the
         folder of the code, if there is one.
@@ -87,7 +87,8 @@ def dock_files(
     steps : int, optional
         Steps of the diffusion; by default those of the configuration, or 20.
     seed : int
-        Seed of all random numbers. Those of a ligand depend on it and on the ligand's number.
+        Seed of all random numbers. The random numbers of a ligand depend on it and on the ligand's
+        number.
     batch : int
         Ligands in a batch.
     device, workers, scheduler, overwrite, show, stop
@@ -140,7 +141,7 @@ def _existing(file: str | Path) -> Path:
 
 
 def _configuration(given: str | Path | None, code: Path) -> Path | None:
-    """Return the file of the settings of docking: the given one, or that of the code, if any."""
+    """Return the file with settings of docking: the given one, or the code's own, if any."""
     if given is not None:
         return path_of(given).absolute()
     own = code / CONFIGURATION
@@ -161,7 +162,7 @@ class Docking:
     seed: int
 
     def settings(self, batch: int) -> dict[str, str | int | float | bool | None]:
-        """Return what results depend on, which an equal call has in common."""
+        """Return everything that results depend on, which is the same for equal calls."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}
         return {
             "job": "dock",
@@ -191,7 +192,7 @@ class Docking:
         return done_of(records, [reason] * len(records))
 
     def merged(self, payloads: Sequence[bytes]) -> bytes:
-        """Return the results of parts as those of their task."""
+        """Join the results of parts into the results of their task."""
         return b"".join(payloads)
 
 
@@ -209,7 +210,7 @@ def done_of(records: Sequence[Record], results: Sequence[bytes | str]) -> Done:
 
 
 def attempt(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a function returns, or the first line of its error."""
+    """Return the result of a function, or the first line of its error."""
     try:
         return function(*arguments)
     except InputError as error:
@@ -303,7 +304,7 @@ class Docker:
         return Ligand(record, molecule, graph, judged)
 
     def _docked(self, ligands: list[Ligand]) -> list[bytes | str]:
-        """Return the poses of ligands; if a batch fails, those of one after another."""
+        """Return the poses of ligands; if a batch fails, compute its ligands one by one."""
         try:
             found = self._poses(ligands)
         except Exception as error:  # noqa: BLE001 - the package raises many kinds

@@ -18,7 +18,7 @@ from mlff_triton.errors import InputError
 from mlff_triton.jobs.job import Task
 
 END = b"$$$$"
-TRIES = 3  # to embed a molecule, before random coordinates are used
+TRIES = 3  # to embed a molecule before random coordinates are used
 
 
 class Record(NamedTuple):
@@ -128,7 +128,7 @@ def written(
     Raises
     ------
     InputError
-        If a position is not a number, or the molecule has other atoms than the poses.
+        If a position is not a number, or the atoms of molecule and poses differ.
     """
     from rdkit import Chem
 

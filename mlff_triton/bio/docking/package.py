@@ -40,7 +40,7 @@ LANGUAGE = (
     *("esm_embeddings_path", "moad_esm_embeddings_path", "pdbbind_esm_embeddings_path"),
     *("pdbsidechain_esm_embeddings_path", "esm_embeddings_model"),
 )
-"""Settings of models that read embeddings of residues by a language model."""
+"""Settings of models that read residue embeddings from a language model."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +52,19 @@ class Loaded:
     model : torch.nn.Module
         Score or confidence model in evaluation mode.
     settings : Namespace
-        Those that it was trained with.
+        Settings that it was trained with.
     """
 
     model: nn.Module
     settings: Namespace
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a setting, which older models may not have."""
+        """Return a setting that older models may lack."""
         return getattr(self.settings, name, default)
 
 
 def find_code(given: Path | None) -> Path:
-    """Return the folder of DiffDock's code: the given one, or that of the environment variable.
+    """Return the folder of DiffDock's code: the given one, or the one in the environment.
 
     Raises
     ------
@@ -125,7 +125,7 @@ def check_installed() -> None:
 
 @contextlib.contextmanager
 def needed() -> Iterator[None]:
-    """Say what to install if a module is missing."""
+    """Raise an error that says what to install if a module is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -139,7 +139,7 @@ def needed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[io.StringIO]:
-    """Keep the package's messages and warnings from the terminal, and yield what it has said."""
+    """Keep the package's messages and warnings from the terminal, and yield them."""
     said = io.StringIO()
     with (
         contextlib.redirect_stdout(said),
@@ -227,7 +227,7 @@ class Package:
         ) from problem
 
     def receptor(self, path: Path, loaded: Loaded, embeddings: Any = None) -> tuple[Any, Any]:
-        """Return the graph of a receptor as a model wants it, and embeddings of its residues.
+        """Return the graph of a receptor in a model's form, and embeddings of its residues.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Poses of a batch of ligands of any sizes, which move, turn and twist together on a device.
+"""Poses of a batch of ligands of any size, which move, turn and twist together on a device.
 
 Nothing here waits for the device. Updates are those of DiffDock (https://arxiv.org/abs/2210.01776,
 section 4.1): a rotation about the center, a translation, and torsions, after which the twisted
@@ -23,7 +23,7 @@ class Torsions(NamedTuple):
     Attributes
     ----------
     bonds : int64 [R, 2]
-        Atoms of bonds. The second one is part of what turns.
+        Atoms of bonds. The second atom is part of the turning group.
     turns : bool [R, N]
         Atoms that turn.
     """
@@ -54,7 +54,7 @@ class Layout(NamedTuple):
     is_flexible : bool [B, 1, 1]
         True for ligands with rotatable bonds.
     owners, bond_owners : int64 [B], [T]
-        Ligand of each pose and of each rotatable bond, of which several poses are in the batch.
+        Ligand of each pose and of each rotatable bond; the batch has several poses per ligand.
     """
 
     shape: tuple[int, int, int]
@@ -155,7 +155,7 @@ class Layout(NamedTuple):
         return self.flat(torch.where(self.is_flexible, twisted, rigid))
 
     def superposed(self, rows: Tensor, target: Tensor) -> Tensor:
-        """Return ligands turned and translated so that they fit others [B, N, 3] best."""
+        """Return ligands turned and translated for the best fit to others [B, N, 3]."""
         center, aim = self.centers(rows), self.centers(target)
         weights = self.weights.double()
         arms, others = (rows - center).double(), (target - aim).double()
