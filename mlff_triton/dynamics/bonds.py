@@ -1,4 +1,4 @@
-"""Covalent bonds of the start of a run, by which one notices that a molecule has fallen apart."""
+"""Covalent bonds at the start of a run, which reveal later that a molecule has fallen apart."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Bonds(NamedTuple):
 
     @classmethod
     def of(cls, systems: Sequence[Atoms]) -> Bonds:
-        """Return the bonds of systems: each hydrogen has one, to the atom that it is closest to."""
+        """Return the bonds of systems; each hydrogen has one bond, to its closest atom."""
         found, first = [], 0
         for atoms in systems:
             pairs, shifts = _bonds_of(atoms)
@@ -57,7 +57,7 @@ class Bonds(NamedTuple):
         )
 
     def broken(self, state: State, systems: Sequence[Atoms]) -> NDArray[np.intp]:
-        """Return the indices of the bonds that are gone, without those of hydrogen that moved on.
+        """Return the indices of broken bonds, without those of hydrogen atoms that have moved on.
 
         A hydrogen atom that has left its partner for another atom, as protons do in water, still
         has a bond.
@@ -68,7 +68,7 @@ class Bonds(NamedTuple):
         return np.array([k for k in gone if not self._has_moved_on(k, state, systems)], np.intp)
 
     def _has_moved_on(self, bond: int, state: State, systems: Sequence[Atoms]) -> bool:
-        """Return True if a hydrogen atom of a bond that is gone is bonded to another atom now."""
+        """Return True if the hydrogen atom of a broken bond is now bonded to another atom."""
         ends = np.cumsum([len(atoms) for atoms in systems])
         system = int(np.searchsorted(ends, self.pairs[bond, 0], side="right"))
         atoms, first = systems[system], int(ends[system]) - len(systems[system])

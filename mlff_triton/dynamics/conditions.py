@@ -111,16 +111,16 @@ def _barostat(settings: Settings, pressure: float) -> Barostat:
 
 
 def lost_freedom(atoms: Atoms) -> int:
-    """Return the degrees of freedom that the conserved momenta of a system take away.
+    """Return the number of degrees of freedom that conserved momenta take from a system.
 
     There are none if atoms are fixed. Without a cell, a linear molecule of three atoms or more
-    loses as many as any other one, for it bends: with no angular momentum about its axis, it does
-    so in one plane.
+    loses as many as any other molecule, because it bends; without angular momentum about its axis,
+    it bends in one plane.
 
     The thermostat that rescales velocities removes these momenta in every step. Langevin dynamics
     gives each degree of freedom its share, and nve conserves the momenta to rounding: the sum of
-    forces is about 1e-7 of their norm, by which ten million steps change the momentum by less than
-    1e-3 of its thermal value.
+    forces is about 1e-7 of their norm, so ten million steps change the momentum by less than 1e-3
+    of its thermal value.
     """
     if fixed_atoms(atoms).any():
         return 0

@@ -1,4 +1,4 @@
-"""A process that moves some of the systems of a run on a device, with a calculator of its own."""
+"""A process that moves some systems of a run on a device, with its own calculator."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DeviceProcess:
     Parameters
     ----------
     make : callable
-        Makes the calculator, there.
+        Makes the calculator in that process.
     device : str
         Name of the device.
     """
@@ -53,7 +53,7 @@ class DeviceProcess:
             raise self._lost() from error
 
     def answer(self) -> Any:
-        """Wait for the answers to all requests; return the last one, or else the first failure."""
+        """Wait for the answers to all requests; return the last answer, or the first failure."""
         failure = last = None
         while self._expected:
             try:
@@ -66,7 +66,7 @@ class DeviceProcess:
         return failure or last
 
     def end(self) -> None:
-        """End the process, at once if it is at work."""
+        """End the process, immediately if it is working."""
         if self._expected:
             self._process.terminate()
         self._process.end()
@@ -111,11 +111,11 @@ class _Mover:
 
     @property
     def _moving(self) -> Dynamics:
-        assert self._dynamics is not None  # as `prepare` precedes everything else
+        assert self._dynamics is not None  # because `prepare` precedes everything else
         return self._dynamics
 
     def failure(self, error: Exception) -> Failure:
-        """Return an error with what explains it, if it is one of a step."""
+        """Return an error, with its explanation if it is the error of a step."""
         trace, dynamics = traceback.format_exc(), self._dynamics
         is_of_step = isinstance(error, MlffTritonError)
         is_of_step &= not isinstance(error, DeviceMemoryError | SimulationError)

@@ -1,7 +1,7 @@
-"""Systems that several processes move, as if one did.
+"""Systems moved by several processes as if by one.
 
-Systems do not depend on each other, and random numbers on the number of their system alone, so that
-the division changes no bit of a result.
+Systems do not depend on each other, and random numbers depend only on the number of their system,
+so the division changes no bit of a result.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class DividedDynamics:
     processes : sequence of DeviceProcess
         The processes, at most one per system.
     systems : sequence of Atoms
-        The systems. Neighbors are in the same process, and all have about as many atoms.
+        The systems. Neighbors are in the same process, and all processes have about equally many
+        atoms.
     threads : int, optional
         Number of threads of PyTorch on the host, in each process.
     """
@@ -90,7 +91,7 @@ class DividedDynamics:
         return None if answers[0] is None else self._joined(answers)
 
     def observe(self) -> Observation:
-        """Return what can be observed at the end of the last block, when none is queued."""
+        """Return the observation at the end of the last block, when no block is queued."""
         for process in self._processes:
             process.ask("observe")
         return self._merged()
@@ -123,14 +124,14 @@ class DividedDynamics:
 
 
 def shares(counts: Sequence[int], n_shares: int) -> list[slice]:
-    """Divide systems into consecutive parts with about as many atoms, none of which is empty.
+    """Divide systems into consecutive non-empty parts with about equally many atoms.
 
     Parameters
     ----------
     counts : sequence of int
         Number of atoms in each system.
     n_shares : int
-        Number of parts, at most that of systems.
+        Number of parts, at most the number of systems.
 
     Examples
     --------

@@ -20,7 +20,7 @@ class DeviceProcesses:
     Parameters
     ----------
     calculator : TensorNetCalculator
-        Each process has one like it.
+        Each process has a copy of it.
     devices : sequence of str
         Device of each process.
 
@@ -52,7 +52,7 @@ class DeviceProcesses:
 
 
 def check_devices(device: str, n_systems: int) -> list[str]:
-    """Return the devices of names that are separated by commas.
+    """Return the devices of a comma-separated list of names.
 
     Raises
     ------
@@ -71,12 +71,12 @@ def check_devices(device: str, n_systems: int) -> list[str]:
 
 
 def divide(calculator: Calculator, device: str | None, n_systems: int) -> DeviceProcesses | None:
-    """Return the processes of several devices; None for one device, or none.
+    """Return the processes of several devices; None for fewer than two devices.
 
     Raises
     ------
     InputError, BackendError
-        As `check_devices` does, or if the calculator is not ours.
+        As for `check_devices`, or if the calculator is not ours.
     """
     devices = [] if device is None else check_devices(device, n_systems)
     if len(devices) < 2:

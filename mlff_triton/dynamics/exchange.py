@@ -30,7 +30,7 @@ def exchange(
 ) -> tuple[State, tuple[float, ...]]:
     """Let replicas of neighboring temperatures exchange them.
 
-    Even pairs of the ladder and odd ones take turns.
+    Even and odd pairs of the ladder take turns.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def counted(
     before, after : sequence of float
         Temperature of each replica in K.
     turn : int
-        Number of the turn, as even pairs and odd ones alternate.
+        Number of the turn; even and odd pairs alternate.
     """
     ladder = np.argsort(before, kind="stable").tolist()
     new = [list(pair) for pair in counts] or [[0, 0] for _ in ladder[1:]]

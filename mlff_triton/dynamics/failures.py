@@ -1,6 +1,6 @@
 """Failures of steps: values that are not plausible, and the atom to blame.
 
-Four rules find a run that has fallen apart, even if a thermostat keeps its temperature right:
+Four rules detect a run that has fallen apart, even if a thermostat keeps its temperature:
 
 - The energy is a number, and the temperature not absurd.
 - The volume has not grown tenfold.
@@ -83,7 +83,7 @@ def warn_of_time_step(systems: Sequence[Atoms], timestep: float) -> None:
 
 
 def largest_drift(row: LogRow, first: LogRow) -> float:
-    """Return by how much the conserved energy may differ between two rows, in eV/atom."""
+    """Return the largest allowed change of the conserved energy between two rows, in eV/atom."""
     return DRIFT * (1 + row.time_ps - first.time_ps) + 2 * units.kB * row.target_K
 
 
@@ -94,7 +94,7 @@ def find_failure(
     first: Sequence[LogRow],
     bonds: Bonds | None,
 ) -> Failure | None:
-    """Return what is not plausible in a step; None if nothing is.
+    """Return the implausible value of a step; None if all are plausible.
 
     Parameters
     ----------
@@ -105,9 +105,9 @@ def find_failure(
     observation : Observation
         Positions and forces.
     first : sequence of LogRow
-        Rows at the start of the stage, or where the run has been continued.
+        Rows at the start of the stage, or at the continuation of the run.
     bonds : Bonds or None
-        Bonds that must not be gone, if any.
+        Bonds that must not break, if any.
     """
     for k, row in enumerate(rows):
         is_cool = row.temperature_K <= 10 * row.target_K + 10_000  # False for NaN
@@ -140,7 +140,7 @@ def _suspect(systems: Sequence[Atoms], observation: Observation, system: int) ->
 def _broken_bond(
     systems: Sequence[Atoms], observation: Observation, bonds: Bonds
 ) -> Failure | None:
-    """Return the longest bond that is gone as a failure; None if there is none."""
+    """Return the longest broken bond as a failure; None if no bond is broken."""
     gone = bonds.broken(observation.state, systems)
     if not len(gone):
         return None
@@ -159,7 +159,7 @@ def _broken_bond(
 
 def describe(suspect: Suspect | None, systems: Sequence[Atoms]) -> str:
     """Return a phrase on the atom to blame, or nothing if there is none."""
-    if suspect is None or suspect.force == 0:  # as where all atoms are far apart
+    if suspect is None or suspect.force == 0:  # for example if all atoms are far apart
         return ""
     name = name_atom(suspect.atom, systems)
     return f" at {name}, where the force is {suspect.force:.3g} eV/Å"

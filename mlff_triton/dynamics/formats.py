@@ -1,4 +1,4 @@
-"""Formats of trajectories: what they need beside them, and a change of format within a run."""
+"""Formats of trajectories: their additional files, and a change of format within a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write_topologies(folder: Path, settings: Settings, systems: Sequence[Atoms])
 
 
 def change_format(snapshot: Snapshot, folder: Path, trajectory: str) -> Snapshot:
-    """Return a snapshot whose trajectories go on in another format, in files of their own.
+    """Return a snapshot whose trajectories continue in new files of another format.
 
     The files so far keep the frames that the snapshot includes.
 

@@ -32,14 +32,14 @@ class HostDynamics(StepwiseDynamics):
     systems : sequence of Atoms
         The systems, which are copied. Atoms that they fix do not move.
     calculator : Calculator
-        Any ASE calculator with energy, forces and, for a barostat, stress. One with a method
-        ``calculate_many``, such as ours, computes all systems in one batch.
+        Any ASE calculator with energy, forces and, for a barostat, stress. A calculator with a
+        method ``calculate_many``, such as ours, computes all systems in one batch.
     """
 
     def __init__(self, systems: Sequence[Atoms], calculator: Calculator) -> None:
         self._systems = [atoms.copy() for atoms in systems]
         for atoms in self._systems:
-            atoms.set_constraint()  # as the integrator alone keeps atoms in place
+            atoms.set_constraint()  # because the integrator alone keeps atoms in place
         self._calculator = calculator
         super().__init__(
             counts=[len(atoms) for atoms in systems],

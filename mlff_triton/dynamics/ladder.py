@@ -1,6 +1,6 @@
 """Replicas that exchange temperatures, sorted by temperature.
 
-The files of a run follow replicas, each of which visits many temperatures.
+The files of a run follow replicas, and each replica visits many temperatures.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def frames_by_temperature(directory: str | Path) -> dict[float, list[Visit]]:
     Parameters
     ----------
     directory : str or path
-        Directory of the run, with its logs and restart file. Trajectories may have any format, but
-        must have had it from the start.
+        Directory of the run, with its logs and restart file. Trajectories may have any format, if
+        it was not changed during the run.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def frames_by_temperature(directory: str | Path) -> dict[float, list[Visit]]:
 
 
 def _check_format(trajectory: Path) -> None:
-    """Raise an `InputError` if a trajectory began in another format, as its frames then differ."""
+    """Raise an `InputError` if a trajectory began in another format, because frames then differ."""
     for form in CHOICES["trajectory"]:
         other = trajectory.with_suffix(f".{form}")
         if other != trajectory and other.exists():

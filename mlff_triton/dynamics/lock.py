@@ -12,7 +12,7 @@ LOCK = ".lock"
 class DirectoryLock(FileLock):
     """A context in which no other run may write to a directory.
 
-    Where nothing can be locked, a run only notices what another one has appended.
+    If locking is not possible, a run only notices records that another run has appended.
 
     Parameters
     ----------

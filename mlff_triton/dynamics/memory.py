@@ -18,7 +18,7 @@ def explain_shortage(
     Parameters are those of `count_fitting`.
     """
     count = count_fitting(attempt, n_systems)
-    count -= count // 10  # as lists of neighbors may grow
+    count -= count // 10  # because neighbor lists may grow
     if count == 0:
         return DeviceMemoryError(reason)
     return DeviceMemoryError(
@@ -33,15 +33,15 @@ def count_fitting(attempt: Callable[[int], object], too_many: int) -> int:
     Parameters
     ----------
     attempt : callable
-        Takes the memory that a number of replicas need, and raises a `DeviceMemoryError` if there
-        is too little.
+        Allocates the memory that a number of replicas need, and raises a `DeviceMemoryError` if
+        there is too little.
     too_many : int
-        A number for which it does.
+        A number of replicas for which it raises.
 
     Returns
     -------
     int
-        The largest number for which it does not; 0 if there is none.
+        The largest number for which it does not raise; 0 if there is none.
     """
     fitting = 0
     while too_many - fitting > 1:

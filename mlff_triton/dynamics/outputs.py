@@ -60,8 +60,8 @@ class LogRow:
     The temperature refers to 3N degrees of freedom of the N atoms that are not fixed. The pressure
     includes the kinetic contribution. The conserved energy is the total energy without heat from
     the thermostat and work of the barostat. Only the integrator changes it: it drifts if the time
-    step is too long. The last two columns are in the files of models that know the error of the
-    force on each atom: the largest one, and the mean.
+    step is too long. For models that know the error of the force on each atom, the last two columns
+    are the largest error and the mean.
     """
 
     step: int
@@ -146,7 +146,7 @@ def frames(
     settings: Settings,
     temperatures: Sequence[float],
 ) -> list[Frame]:
-    """Return the frame of each system, whose atoms are in the observed state."""
+    """Return the frame of each system, given its atoms in the observed state."""
     step = observation.state.step
     moment = step, settings.time(step), settings.span_of(step).label
     results = observation.energy.tolist(), split(observation.forces, systems)
@@ -176,7 +176,8 @@ class Records:
     sizes : dict of int
         Bytes to keep of each file, by name.
     has_uncertainty : bool
-        True if the logs of a new run have columns of the uncertainty. Others keep their columns.
+        True if the logs of a new run have columns of the uncertainty. Logs of other runs keep their
+        columns.
 
     Raises
     ------
@@ -213,7 +214,7 @@ class Records:
         self._lasting = self.sizes
 
     def cut(self) -> None:
-        """Remove what follows the bytes to keep of each file."""
+        """Remove the rest of each file after the bytes to keep."""
         for trajectory in self._files:
             trajectory.cut()
         for log in self._logs:
@@ -255,10 +256,10 @@ class Records:
             self._recorder.call(note)
 
     def call(self, action: Callable[[dict[str, int], dict[str, int]], None]) -> None:
-        """Call a function once all is written.
+        """Call a function once everything is written.
 
-        Its arguments are the sizes of all files, in bytes by name, with and without the records
-        that are not lasting.
+        Its arguments are the sizes of all files, in bytes by name, with and without temporary
+        records.
         """
         self._recorder.call(lambda _: action(self.sizes, dict(self._lasting)))
 

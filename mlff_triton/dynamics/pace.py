@@ -28,7 +28,7 @@ class Pace:
         self.start(0)
 
     def start(self, step: int) -> None:
-        """Begin to measure after a number of steps."""
+        """Start measuring after a number of steps."""
         self._step, self._looked = step, time.monotonic()
 
     def look(self, step: int) -> None:

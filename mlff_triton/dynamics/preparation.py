@@ -28,7 +28,7 @@ from mlff_triton.errors import InputError
 MAX_FORCE = 0.05  # eV/Å
 MAX_ITERATIONS = 2000
 SINGULAR = 1e-9
-"""Smallest moment of inertia, relative to the largest one, that is told from a rounding error."""
+"""Smallest moment of inertia, relative to the largest one, that exceeds rounding errors."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Minimization:
     Attributes
     ----------
     iterations : int
-        Number of iterations done, of the system that has taken most.
+        Largest number of iterations of any system so far.
     max_force : float
         Largest force on an atom of any system, eV/Å.
     """
@@ -110,7 +110,7 @@ def take_systems(
 
 
 def warn_of_densities(calculator: Calculator, settings: Settings) -> None:
-    """Warn of constant pressure, if the model is known to have learned from molecules in vacuum.
+    """Warn about constant pressure if the model is known to have learned from molecules in vacuum.
 
     Warns
     -----
@@ -125,16 +125,16 @@ def minimize(
 ) -> Iterator[Minimization]:
     """Minimize the energy of each system with up to 2000 iterations of FIRE.
 
-    All systems are minimized at the same time, each with its own time step, and stays at rest once
-    it has converged. FIRE takes up to twice as many iterations as L-BFGS, but each is little work
-    on the GPU, and neither other systems nor the size of blocks change any result.
+    All systems are minimized at the same time, each with its own time step, and each stays at rest
+    once it has converged. FIRE takes up to twice as many iterations as L-BFGS, but each is little
+    work on the GPU, and neither other systems nor the size of blocks change any result.
 
     Parameters
     ----------
     atoms : Atoms or sequence of Atoms
         The systems, with the same calculator. Modified in place at the end.
     dynamics : Dynamics, optional
-        Moves these systems; by default that of their calculator.
+        Moves these systems; by default, the dynamics of their calculator.
     pace : Pace, optional
         Size of blocks of iterations.
 
@@ -173,8 +173,8 @@ def draw_momenta(atoms: Atoms, temperature: float, rng: np.random.Generator) -> 
 
     The total momentum is zero. Without periodic boundaries, the angular momentum is zero too. Both
     are projected out without rescaling, which yields the exact distribution under these
-    constraints. A single atom keeps its momentum. Atoms that are fixed are at rest; the others then
-    keep their overall motion, as it is not conserved.
+    constraints. A single atom keeps its momentum. Fixed atoms are at rest; the others then keep
+    their overall motion, because it is not conserved.
 
     Parameters
     ----------
@@ -203,10 +203,10 @@ def remove_overall_motion(atoms: Atoms) -> None:
 
 
 def _rotation(atoms: Atoms, momenta: np.ndarray) -> np.ndarray:
-    """Compute the velocities of the rigid rotation that has all the angular momentum.
+    """Compute the velocities of the rigid rotation with the same angular momentum.
 
-    The pseudo-inverse of the inertia tensor leaves out an axis about which almost nothing turns, as
-    in a linear molecule whose positions a file has rounded.
+    The pseudo-inverse of the inertia tensor omits an axis about which almost nothing turns, as in a
+    linear molecule whose positions were rounded in a file.
     """
     arms = atoms.positions - atoms.get_center_of_mass()
     weighted = atoms.get_masses()[:, None] * arms

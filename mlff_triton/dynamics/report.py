@@ -24,7 +24,7 @@ SECONDS_PER_DAY = 86400
 
 
 class Reporter(ProgressBar, Monitor):
-    """Progress bar of a run, and before it one of the iterations of a minimization.
+    """Progress bar of a run, preceded by a bar for the iterations of a minimization.
 
     Parameters
     ----------

@@ -79,7 +79,7 @@ class Snapshot:
     sizes : dict of int
         Lengths in bytes of trajectories and logs, by file name.
     lasting_sizes : dict of int
-        The same without a last frame and row that are only due because the run ends there.
+        Lengths without a last frame and row that are only written because the run ends there.
     """
 
     settings: Settings
@@ -103,8 +103,8 @@ class Snapshot:
         Raises
         ------
         InputError
-            If the number is less than one, or the run heats up in its only stage, which a longer
-            one would do more slowly.
+            If the number is less than one, or the run heats up in its only stage, because a longer
+            stage would heat more slowly.
         """
         settings = self.settings
         if steps < 1:
@@ -117,9 +117,9 @@ class Snapshot:
         return replace(self, settings=settings.extended(steps), sizes=self.lasting_sizes)
 
     def continued(self, *stages: Stage) -> Snapshot:
-        """Return the snapshot of a run that goes on with further stages after the planned ones.
+        """Return the snapshot of a run that continues with further stages after the planned ones.
 
-        Its continuation equals a run that was planned with all of them.
+        Its continuation equals a run that was planned with all stages.
 
         Raises
         ------

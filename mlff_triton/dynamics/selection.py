@@ -1,7 +1,7 @@
 """Selection of atoms by a short text: indices, elements and coordinates.
 
 A selection is a list of parts with commas in between, and contains the atoms of all of them. A part
-is a condition, or several with ``&`` in between that hold together:
+is a condition, or several conditions joined by ``&`` that must all hold:
 
 =================  =============================================================
 condition          atoms
@@ -42,7 +42,7 @@ COORDINATE = re.compile(r"([xyz])\s*(<=|>=|<|>)\s*(\S+)")
 
 
 def select_atoms(atoms: Atoms, text: str) -> Mask:
-    """Return which atoms a text selects.
+    """Return the atoms that a text selects.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def select_atoms(atoms: Atoms, text: str) -> Mask:
 
 
 def _matching(atoms: Atoms, condition: str) -> Mask:
-    """Return which atoms one condition selects."""
+    """Return the atoms that one condition selects."""
     if found := INDICES.fullmatch(condition):
         return _in_range(len(atoms), int(found[1]), int(found[2] or found[1]))
     if condition in atomic_numbers:

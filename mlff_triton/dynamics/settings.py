@@ -39,17 +39,17 @@ RANGES = {
 
 @dataclass(frozen=True)
 class Settings:
-    """Stages of a run, and the conditions of those that have none of their own.
+    """Stages of a run, and the conditions of stages without their own.
 
     Attributes
     ----------
     stages : tuple of Stage
         Stages, which run one after another and write to one trajectory.
     temperature : float or tuple of float
-        Temperature of the thermostats in K, of all replicas or of each. The initial velocities
-        have that of the first stage.
+        Temperature of the thermostats in K, of all replicas or of each. The initial velocities have
+        the temperature of the first stage.
     heat_from : float or None
-        Temperature in K at the start, from which that of the first stage rises linearly.
+        Temperature in K at the start; it rises linearly to that of the first stage.
     pressure : float
         Pressure of the barostat in bar.
     timestep : float
@@ -66,8 +66,8 @@ class Settings:
     barostat_time : float
         Relaxation time of the volume in fs, if the system has the given compressibility.
     compressibility : float
-        Estimate in 1/bar, by default that of water. The volume of a system that is n times less
-        compressible relaxes n times as fast, but never by more than a tenth per action of the
+        Estimate in 1/bar; by default, the value of water. The volume of a system that is n times
+        less compressible relaxes n times as fast, but never by more than a tenth per action of the
         barostat, every 10 steps. The distribution of volumes depends neither on this estimate nor
         on ``barostat_time``.
     every : int
@@ -86,13 +86,13 @@ class Settings:
         If True, bonds may break. Otherwise, the run ends with an error once a covalent bond of the
         start is gone.
     hydrogen_mass : float or None
-        Mass of hydrogen atoms in amu, which is taken from the atoms that they are bonded to; by
-        default the natural one.
+        Mass of hydrogen atoms in amu, taken from the atoms that they are bonded to; by default, the
+        natural mass.
     trajectory : {"xyz", "dcd", "xtc"}
         Format of the trajectory.
     threads : int or None
-        Number of threads of PyTorch where the host computes, on which the last bits of results
-        may depend; by default one per 128 atoms, within PyTorch's own number when the run starts.
+        Number of threads of PyTorch on the host; the last bits of results may depend on it. By
+        default, one per 128 atoms, within PyTorch's own number when the run starts.
 
     Raises
     ------
@@ -168,7 +168,7 @@ class Settings:
         return next(span for span in self.spans if step <= span.stop)
 
     def target(self, step: int, temperature: float) -> float:
-        """Return the temperature of a thermostat at a step, given that of the stage, in K."""
+        """Return the temperature of a thermostat at a step, given the stage's temperature, in K."""
         stop = self.spans[0].stop
         if self.heat_from is None or step >= stop:
             return temperature
@@ -208,7 +208,7 @@ class Settings:
 
 
 def _with_tuple(values: dict[str, Any]) -> dict[str, Any]:
-    """Undo what JSON does to the temperatures of replicas."""
+    """Undo the conversion of the temperatures of replicas by JSON."""
     given = values["temperature"]
     return {**values, "temperature": tuple(given) if isinstance(given, list) else given}
 

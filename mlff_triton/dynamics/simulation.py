@@ -51,7 +51,7 @@ class Monitor:
     def stepped(self, step: int) -> None:
         """Receive the number of steps done, several times per second if steps are fast.
 
-        That of steps done before comes first, when everything is ready for the next step.
+        The number of steps done before comes first, when everything is ready for the next step.
         """
 
     def observed(self, row: LogRow) -> None:
@@ -63,9 +63,9 @@ class Simulation:
 
     Create a simulation with `start` or `resume`, then call `run`. With our calculator on a GPU, all
     steps run there, and systems are computed in one batch. With any other calculator, they run on
-    the host. Several devices divide the systems, each in a process of its own. Results depend
-    neither on the number of systems or devices nor on interruptions. The directory is locked from
-    `start` or `resume` to the end of `run`.
+    the host. Several devices divide the systems, each in its own process. Results depend neither on
+    the number of systems or devices nor on interruptions. The directory is locked from `start` or
+    `resume` to the end of `run`.
 
     Attributes
     ----------
@@ -139,8 +139,8 @@ class Simulation:
             The structure or structures, which are copied. Each is simulated on its own. Atoms that
             they fix do not move.
         calculator : Calculator
-            Any ASE calculator with energy, forces and, for npt, stress. Restarts are exact if the
-            same positions always give bitwise the same results.
+            Any ASE calculator with energy, forces and, for npt, stress. Restarts are exact if equal
+            positions always give bitwise equal results.
         settings : Settings
             Stages and conditions.
         directory : path
@@ -181,7 +181,7 @@ class Simulation:
             folder.mkdir(parents=True, exist_ok=True)
         lock = DirectoryLock(folder)
         with lock.kept():
-            outputs.check_directory(folder, overwrite)  # again, as another run may have begun
+            outputs.check_directory(folder, overwrite)  # again, because another run may have begun
             outputs.clear_directory(folder)
             write_topologies(folder, settings, systems)
             save_restart(snapshot, folder / outputs.RESTART)
@@ -209,9 +209,9 @@ class Simulation:
         directory : path
             Directory of the run.
         trajectory : {"xyz", "dcd", "xtc"}, optional
-            Another format, in which trajectories go on in new files beside the old ones.
+            Another format; trajectories then continue in new files beside the old ones.
         device : str, optional
-            As for `start`; it may differ from that of the start.
+            As for `start`; it may differ from the device of the start.
 
         Returns
         -------
@@ -234,7 +234,7 @@ class Simulation:
             if trajectory not in (None, snapshot.settings.trajectory):
                 snapshot = change_format(snapshot, folder, trajectory)
             simulation = cls(snapshot, calculator, folder, lock, division)
-            # First, as it fits the files either way
+            # First, because it fits the files either way
             save_restart(snapshot, simulation.restart_path)
             simulation._records.cut()
             return simulation
@@ -282,11 +282,11 @@ class Simulation:
             frame and its log row are written, and the run ends. `resume` then removes a frame and a
             row that an uninterrupted run would not have.
         block : int, optional
-            Largest number of steps in a block, by default as many as take 0.2 s. No result depends
-            on it. A minimization takes its iterations in blocks, too.
+            Largest number of steps in a block; by default, as many as run in 0.2 s. No result
+            depends on it. A minimization takes its iterations in blocks, too.
         most_uncertain : float, optional
-            Expected error of a force in eV/Å above which to stop: every step is watched, and the
-            structure at which the model is not sure enough is written to ``uncertain.xyz``.
+            Expected error of a force in eV/Å above which to stop: every step is checked, and the
+            structure that exceeds it is written to ``uncertain.xyz``.
 
         Returns
         -------
@@ -322,7 +322,7 @@ class Simulation:
         raise self._memory_error(reason)  # out here, where the first error keeps nothing alive
 
     def _make_dynamics(self) -> Dynamics:
-        """Return what moves the systems: processes, or the calculator here."""
+        """Return the dynamics of the systems: processes, or the calculator in this process."""
         if self._division is not None:
             return self._division.dynamics(self.systems, self.settings.threads)
         return make_dynamics(self.systems, self._calculator, self.settings.threads)
@@ -342,7 +342,7 @@ class Simulation:
         return True
 
     def _prepare(self, monitor: Monitor, should_stop: Callable[[], bool]) -> bool:
-        """Minimize and draw velocities. A run stopped meanwhile resumes from the beginning."""
+        """Minimize and draw velocities. A run stopped during this resumes from the beginning."""
         settings = self.settings
         if settings.minimize and not self._minimize(monitor, should_stop):
             return False
@@ -425,14 +425,14 @@ class Simulation:
             raise UncertainAtomError.of(state.step, state.positions, state.cell, known)
 
     def _with_stiffness(self, conditions: Conditions, is_continued: bool) -> Conditions:
-        """Add the stiffness of each system at the start of a stage, by which barostats go on."""
+        """Add the stiffness of each system at the start of a stage, which barostats need."""
         if not is_continued or not any(self._stiffness):
             found = measure_stiffness(self.systems, self._dynamics, self._state, conditions)
             self._stiffness = tuple(found.tolist())
         return conditions._replace(stiffness=np.array(self._stiffness))
 
     def _collect(self, stop: int, span: Span, monitor: Monitor) -> None:
-        """Wait for a block of steps, and record what was observed at its end."""
+        """Wait for a block of steps, and record the observation at its end."""
         with self._explained(self._dynamics):
             observation = self._dynamics.collect()
         self._pace.look(stop)
@@ -444,7 +444,7 @@ class Simulation:
         monitor.stepped(stop)
 
     def _exchange(self, observation: Observation, span: Span) -> Observation:
-        """Let replicas exchange temperatures, and go on from there."""
+        """Let replicas exchange temperatures, and continue from there."""
         settings, before = self.settings, self.temperatures
         state, self.temperatures = exchange(
             self.systems, observation, before, settings.seed, settings.exchange_every
@@ -458,7 +458,7 @@ class Simulation:
 
     @contextmanager
     def _explained(self, dynamics: Dynamics) -> Iterator[None]:
-        """Turn errors of a step into one that names the step and the atom."""
+        """Turn errors of a step into errors that name the step and the atom."""
         try:
             yield
         except DeviceMemoryError:
@@ -506,7 +506,7 @@ class Simulation:
         return explain_shortage(attempt, len(self.systems), reason)
 
     def _record(self, observation: Observation, monitor: Monitor) -> None:
-        """Write log rows, and when they are due, frames and a restart file that includes both."""
+        """Write log rows and, when they are due, frames and a restart file that includes both."""
         rows = observe(self.systems, observation, self.settings, self.temperatures)
         bonds = None if self.settings.reactive else self.bonds
         failure = find_failure(self.systems, rows, observation, self._first, bonds)

@@ -134,12 +134,12 @@ def stages_of(
 
 
 def one_per_stage(name: str, values: Sequence[Any], n_stages: int) -> list[Any]:
-    """Return a value per stage, given as many or one for all.
+    """Return a value per stage, given one per stage or one for all.
 
     Raises
     ------
     InputError
-        If there are more or fewer.
+        If the numbers differ.
     """
     if len(values) not in (1, n_stages):
         raise InputError(

@@ -20,15 +20,15 @@ def measure_stiffness(
 ) -> FloatArray:
     """Return the stiffness of each system, eV/Å^3, as in `Motion`; see there for its use.
 
-    The pressure tensor is computed at small strains that atoms follow: a compression, or where the
-    shape may change, six strains that are orthogonal. An ideal gas is added.
+    The pressure tensor is computed at small strains that atoms follow: a compression or, if the
+    shape may change, six orthogonal strains. An ideal gas is added.
 
     Parameters
     ----------
     systems : sequence of Atoms
         The systems.
     dynamics : Dynamics
-        Moves these systems. It must begin anew thereafter.
+        Moves these systems. It must begin again afterwards.
     state : State
         Their state.
     conditions : Conditions
@@ -39,7 +39,7 @@ def measure_stiffness(
     InputError
         If the calculator has no stress.
     """
-    assert conditions.barostat is not None  # as nothing else needs this
+    assert conditions.barostat is not None  # because nothing else needs this
     strains = compressions() if conditions.barostat.isotropic else symmetric_strains()
     start = _pressures(dynamics.begin(state, conditions, is_continued=False))
     if not np.isfinite(start).all():

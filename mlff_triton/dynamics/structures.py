@@ -1,4 +1,4 @@
-"""Reading of structures from files, or by the names of shipped ones."""
+"""Reading of structures from files, or of shipped structures by name."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def read_structure(source: str | Path, *, periodic: bool = True) -> Atoms:
     Parameters
     ----------
     source : str or path
-        Name of a shipped structure (``"alanine-dipeptide-water"``) or a file, with the number of a
-        frame if another one is wanted: ``"traj.xyz@3"``.
+        Name of a shipped structure (``"alanine-dipeptide-water"``) or a file, optionally with the
+        number of a frame: ``"traj.xyz@3"``.
     periodic : bool, optional
-        If False, drop the cell, as of a crystal whose molecule is simulated alone.
+        If False, drop the cell, for example of a crystal whose molecule is simulated alone.
 
     Returns
     -------
     Atoms
-        The structure, without calculator. A PDB cell of 1 x 1 x 1 Å, by which the format says
-        "none", is dropped.
+        The structure, without calculator. A PDB cell of 1 x 1 x 1 Å, which means "none" in that
+        format, is dropped.
 
     Raises
     ------
@@ -101,7 +101,7 @@ class Chosen(NamedTuple):
 
 
 def choose_frame(source: str | Path) -> Chosen:
-    """Read the one frame of a file that is simulated, relaxed or displaced.
+    """Read the frame of a file that is to be simulated, relaxed or displaced.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ def checked(atoms: Atoms, name: str, periodic: bool) -> Atoms:
 
 
 def clean(atoms: Atoms, name: str, periodic: bool, *, velocities: bool = False) -> Atoms:
-    """Return a structure with what a run needs; see `read_structure`."""
+    """Return a structure with everything that a run needs; see `read_structure`."""
     kept = checked(atoms, name, periodic)
     kept.set_constraint(atoms.constraints)
     if atoms.has("masses"):

@@ -34,8 +34,8 @@ class StageRecord:
     temperature : float64 [M]
         Temperature in K.
     total, conserved : float64 [M]
-        Total energy, and the same without heat and work of thermostat and barostat, in eV; NaN in
-        rows of npt of earlier versions.
+        Total energy, with and without heat and work of thermostat and barostat, in eV; NaN in npt
+        rows of earlier versions.
     target : float64 [M]
         Temperature of the thermostat in K.
     potential : float64 [M]
@@ -110,7 +110,7 @@ def unsettled(record: StageRecord) -> float | None:
 
     A straight line is fitted to that half. Its change is divided by the standard deviation of the
     energies from it. The result is below 2 for 98 of 100 series of 20 independent energies without
-    drift. Energies of successive rows that are correlated exceed it more often.
+    drift. Correlated energies of successive rows exceed it more often.
 
     Returns
     -------
@@ -129,13 +129,13 @@ def unsettled(record: StageRecord) -> float | None:
 
 
 def _since_first(values: FloatArray) -> FloatArray:
-    """Return the differences from the first value that is known."""
+    """Return the differences from the first known value."""
     known = values[np.isfinite(values)]
     return values - known[0] if len(known) else values
 
 
 def _fit_line(time: FloatArray, values: FloatArray) -> tuple[float, FloatArray]:
-    """Return the slope of a line of least squares, and the residuals."""
+    """Return the slope of a least-squares line, and the residuals."""
     time, values = time - time.mean(), values - values.mean()
     slope = float(time @ values / (time @ time))
     return slope, values - slope * time

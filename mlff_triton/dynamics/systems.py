@@ -17,13 +17,13 @@ from mlff_triton.engine.stepwise_dynamics import StepwiseDynamics
 from mlff_triton.errors import InputError
 
 INPUT = "input"
-"""Key of the name of its input in the information of each of several structures."""
+"""Key of the name of a structure's input in its information, if there are several structures."""
 
 
 def make_dynamics(
     systems: Sequence[Atoms], calculator: Calculator, threads: int | None = None
 ) -> Dynamics:
-    """Return what moves systems: the engine of our calculator if it can, otherwise the host.
+    """Return the dynamics of systems: our calculator's engine if it can, otherwise the host.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def make_dynamics(
 
 
 def state_of(systems: Sequence[Atoms]) -> State:
-    """Return the state of systems before the first step, in which fixed atoms are at rest."""
+    """Return the state of systems before the first step, with fixed atoms at rest."""
     moving = np.concatenate([~fixed_atoms(atoms) for atoms in systems])
     velocities = np.concatenate([atoms.get_velocities() for atoms in systems])
     return State(
@@ -91,7 +91,7 @@ def name_atom(atom: int, systems: Sequence[Atoms]) -> str:
 
 
 def repartition_masses(atoms: Atoms, hydrogen_mass: float) -> None:
-    """Make hydrogen atoms heavier, at the expense of the heavy atom that is nearest to each.
+    """Make hydrogen atoms heavier, each at the expense of its nearest heavy atom.
 
     This slows down the fastest vibrations, so that time steps may be longer, and changes no
     property that depends on positions alone. Hydrogen atoms that are fixed keep their mass.

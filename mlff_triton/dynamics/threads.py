@@ -1,4 +1,4 @@
-"""The number of threads of PyTorch on a CPU, on which the last bits of forces may depend."""
+"""The number of threads of PyTorch on a CPU; the last bits of forces may depend on it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def choose_threads(n_atoms: int) -> int:
     """Return the number of threads for a number of atoms: one per 128, within PyTorch's own number.
 
     Threads wait for one another hundreds of times per step. Little work per thread does not pay,
-    least of all where another process keeps a core busy.
+    least of all if another process keeps a core busy.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ def choose_threads(n_atoms: int) -> int:
 
 @cache
 def warn_if_busy(threads: int) -> None:
-    """Log once per process what to do if other programs use the cores that threads would need.
+    """Log advice once per process if other programs use the cores that threads would need.
 
     The number of threads is not reduced for these programs, because the last bits of results depend
     on it.

@@ -1,4 +1,4 @@
-"""Simulations that stop where the model is not sure enough of an atom."""
+"""Simulations that stop if the uncertainty of an atom is too large."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def check_limit(limit: float | None, calculator: Calculator, *, is_divided: bool
 def save_uncertain(
     error: UncertainAtomError, systems: Sequence[Atoms], limit: float, directory: Path
 ) -> str:
-    """Write the structures in which a model is not sure of an atom, and return what happened.
+    """Write the structures with an uncertain atom, and return a message.
 
     Parameters
     ----------
     error : UncertainAtomError
-        The step, and what the model knows of it.
+        The step, and the uncertainties in it.
     systems : sequence of Atoms
         All systems, in any state.
     limit : float

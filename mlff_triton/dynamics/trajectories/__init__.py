@@ -16,7 +16,7 @@ need MDAnalysis, which the extra ``trajectories`` installs.
 
 Files grow by complete frames. The size of a file after a frame identifies that frame: a file that
 is opened again at this size and cut continues as if it had never been interrupted. It refuses
-frames when its size is not the expected one, as something else has written to it.
+frames if its size is not the expected one, because something else has then written to it.
 
 Examples
 --------

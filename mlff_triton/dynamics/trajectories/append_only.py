@@ -63,7 +63,8 @@ class AppendOnlyFile:
         Raises
         ------
         OutputError
-            If the record cannot be written, or the file has another size than after the last one.
+            If the record cannot be written, or the size of the file has changed since the last
+            record.
         """
         with reported(self.path), self.path.open("ab", buffering=0) as file:
             present = file.tell()

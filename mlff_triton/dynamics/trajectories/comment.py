@@ -50,7 +50,7 @@ def comment_of(
     columns : str
         Columns of the file, such as "species:S:1:pos:R:3".
     results : mapping
-        Results as of ASE's calculators, of which energy, stress and dipole are written.
+        Results in the form of ASE's calculators; energy, stress and dipole are written.
 
     Examples
     --------
@@ -81,8 +81,8 @@ def with_info(comment: str, info: Mapping[Any, Any], own: Mapping[str, Any]) -> 
     comment : str
         The comment that ASE writes, with cell, columns and results.
     info : mapping
-        Information of users, with keys and values of any type. What JSON does not know becomes
-        text.
+        Information of users, with keys and values of any type. Values that JSON cannot represent
+        become text.
     own : mapping of str
         Information of the package. The structure's own values under these names move to ``other``,
         even if a value here is None, which is not written.
@@ -112,7 +112,7 @@ def with_info(comment: str, info: Mapping[Any, Any], own: Mapping[str, Any]) -> 
 
 
 def to_json(value: object) -> str:
-    """Return any value as JSON: arrays as lists, and what JSON does not know as text."""
+    """Return any value as JSON: arrays as lists, and values unknown to JSON as text."""
     try:
         return json.dumps(value, default=_simpler)
     except (TypeError, ValueError, RecursionError):  # keys of other types, or a cycle
@@ -137,7 +137,7 @@ def _simpler(value: Any) -> Any:
 
 
 def _free_pair(key: object, content: str, own: Mapping[str, Any]) -> str | None:
-    """Return a pair of a user, whose key means nothing else, as `_pair` does."""
+    """Return a user's pair as `_pair` does; its key must have no other meaning."""
     is_free = isinstance(key, str) and key not in RESERVED and key not in own
     return _pair(str(key), content) if is_free else None
 
@@ -164,7 +164,7 @@ def _is(form: str, key: str, content: str) -> bool:
 
 
 def equals(content: str) -> Iterator[str]:
-    """Yield JSON of the same value: as it is, and with all numbers of an array of one type."""
+    """Yield JSON of the value, unchanged and with all numbers of an array of one type."""
     yield content
     with suppress(ValueError):  # lists of different lengths, or too deep
         yield to_json(np.array(json.loads(content)))

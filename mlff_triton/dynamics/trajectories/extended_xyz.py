@@ -51,7 +51,7 @@ class ExtendedXYZTrajectory(TrajectoryFile):
         return f"{len(frame.numbers)}\n{_comment(frame)}\n".encode() + rows
 
     def _ends_of(self, columns: list[npt.NDArray[Any]]) -> list[bytes]:
-        """Return the ends of lines, which are formatted once for the same columns."""
+        """Return the ends of lines; they are formatted once for equal columns."""
         if len(columns) != len(self._words) or not all(map(_is_equal, columns, self._words)):
             form = " ".join(FORMATS.get(column.dtype.kind, "%-2s") for column in columns)
             words = zip(*(map(_word, column.tolist()) for column in columns), strict=True)
@@ -64,7 +64,7 @@ def _is_equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
 
 
 def _word(label: Any) -> Any:
-    """Return a label as one word, as columns are separated by blanks."""
+    """Return a label as one word, because columns are separated by blanks."""
     return ("_".join(label.split()) or "_") if isinstance(label, str) else label
 
 

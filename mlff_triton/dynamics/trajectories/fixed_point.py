@@ -1,7 +1,7 @@
 """Decimal text of many numbers at once: the characters of ``" %16.8f"``.
 
-NumPy does the work without Python's global lock, so that a simulation continues meanwhile. It is
-also many times faster than formatting one number after another.
+NumPy does the work without Python's global lock, so that a simulation continues in the meantime. It
+is also many times faster than formatting one number after another.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """MDAnalysis, which encodes DCD and XTC, and the cells that both formats can represent.
 
-MDAnalysis cannot append to a file. It therefore writes every frame to a file of its own, whose
-bytes are appended to the trajectory.
+MDAnalysis cannot append to a file. It therefore writes every frame to a separate file, whose bytes
+are appended to the trajectory.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class TrajectoryFile(ABC):
         return self._file.size
 
     def cut(self) -> None:
-        """Remove what follows the frames to keep. Without it, an existing file takes no frames.
+        """Remove everything after the frames to keep; until then, an existing file takes no frames.
 
         Raises
         ------
