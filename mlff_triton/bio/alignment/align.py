@@ -53,7 +53,8 @@ def align(
 
     Scores follow parasail and EMBOSS: a gap of length k costs ``gap_open + (k - 1) gap_extend``.
     Biopython's ``PairwiseAligner`` takes the same two numbers with a minus sign. BLAST's 11 and 1
-    are 12 and 1 here, as it adds both for the first position of a gap. Case does not matter.
+    are 12 and 1 here, because BLAST adds both for the first position of a gap. Case does not
+    matter.
 
     Parameters
     ----------
@@ -86,8 +87,8 @@ def align(
         Largest difference between positions in query and target that an alignment may have.
     unknown : str, optional
         Residue or base, such as "X" or "N", that gives its scores to symbols missing from the
-        matrix. They remain what they are: different ones are a mismatch. By default, they raise an
-        error. Without a matrix of proteins, U is read as T, and proteins are always refused.
+        matrix. These symbols stay distinct: different ones are a mismatch. By default, they raise
+        an error. Without a matrix of proteins, U is read as T, and proteins are always refused.
     device : str or torch.device
         "auto", "cpu", "cuda:1"... "all" divides the pairs among all GPUs; results are on the first.
     backend : {"auto", "triton", "parasail", "torch"}

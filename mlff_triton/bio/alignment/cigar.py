@@ -29,7 +29,7 @@ def cigars(runs: Runs, letters: str = LETTERS_OF_OPERATIONS) -> list[str]:
         size += length >= 10**digits
     end = sums_before(size)
     bounds = end[runs.start].tolist()
-    margin = max_digits + 1  # for leading digits that the first number does not have
+    margin = max_digits + 1  # for leading digits that the first number lacks
     text = torch.zeros(margin + bounds[-1], dtype=torch.uint8, device=length.device)
     # Leading digits that a number does not have fall on the run before. Its own characters, which
     # are less significant digits or its letter, overwrite them later.

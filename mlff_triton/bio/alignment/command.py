@@ -41,12 +41,12 @@ class Request(NamedTuple):
     pairs : {"zip", "all"}
         Pairing of queries and targets.
     batch : int
-        Most pairs per batch. Long sequences have smaller batches.
+        Largest number of pairs per batch. Long sequences have smaller batches.
     overwrite : bool
         If True, replace an existing output file.
     batch_letters : int
-        Most residues or bases that a batch reads, or that the queries of its pairs have. They
-        limit the memory of a batch, which has at least one pair.
+        Largest number of residues or bases that a batch reads, or that the queries of its pairs
+        have. They limit the memory of a batch, which has at least one pair.
     """
 
     queries: Path

@@ -142,7 +142,7 @@ class _Reader:
         return True
 
     def _check_line(self, line: bytes, kind: str) -> None:
-        """Raise if a line is only a part of itself, or several lines."""
+        """Raise an error if a line is incomplete, or consists of several lines."""
         if len(line) >= BLOCK:
             raise InputError(f"{self.label} has a {kind} of {BLOCK} bytes or more: shorten it")
         if b"\r" in line.rstrip(BLANKS):

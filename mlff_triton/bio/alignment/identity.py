@@ -1,4 +1,4 @@
-"""Matches of alignments by the residues or bases that were given, whatever their codes are.
+"""Matches of alignments by the given residues or bases, regardless of their codes.
 
 Several symbols may share a code: unknown symbols have the code of the symbol that replaces them. N
 of an alphabet of bases stands for any base.

@@ -84,7 +84,7 @@ def is_protein(letters: str) -> bool:
 
 
 def is_nucleic(letters: str) -> bool:
-    """Return True if an alphabet has the four bases, and besides only symbols for sets of them."""
+    """Return True if an alphabet has only the four bases and symbols for sets of them."""
     return set(BASES) <= set(letters) <= set(NUCLEOTIDES)
 
 

@@ -75,7 +75,7 @@ class Alphabet:
         Residues or bases in the order of the matrix, in upper case.
     unknown : str, optional
         One of `letters` whose code all other symbols get. By default, other symbols raise an error.
-        In an alphabet of bases, symbols of proteins alone raise an error in any case.
+        In an alphabet of bases, symbols that occur only in proteins always raise an error.
     device : torch.device, optional
         Device that encodes text and keeps the codes. By default, the host does.
     upload_batch : int

@@ -221,5 +221,5 @@ def _trace(matrix: Tensor) -> Tensor:
 
 
 def _positions(sizes: Sequence[int], width: int) -> Tensor:
-    """Return the positions of the items of rows of some sizes in flattened rows of a width."""
+    """Return the positions of items in flattened rows of a width, given the sizes of the rows."""
     return torch.cat([torch.arange(size) + k * width for k, size in enumerate(sizes)])

@@ -15,11 +15,11 @@ from mlff_triton.bio.docking.poses import Layout, matrices
 from mlff_triton.bio.models.diffdock.adapter import DockingForward
 
 KINDS = ("tr", "rot", "tor")
-"""Names of the times of translations, rotations and torsions."""
+"""Names under which the times of translations, rotations and torsions are stored."""
 NODES = ("ligand", "receptor", "atom")
-"""Kinds of nodes that have a time; all-atom models know atoms of receptors."""
+"""Kinds of nodes that have a time; all-atom models include atoms of receptors."""
 SMALL = 0.01
-"""Size of scores that replace those that are not numbers, relative to the mean of others."""
+"""Size of the scores that replace NaN, relative to the mean of the others."""
 
 
 class Start(NamedTuple):
@@ -59,10 +59,10 @@ class Noise(NamedTuple):
 def draw(
     seeds: Sequence[int], counts: Sequence[int], n_steps: int, samples: int
 ) -> tuple[Start, Noise]:
-    """Return the random numbers of ligands with a seed and a number of rotatable bonds each.
+    """Return the random numbers of ligands, given a seed and a number of rotatable bonds each.
 
-    Those of a ligand depend neither on the others nor on PyTorch's default dtype. Samples of a
-    ligand follow each other.
+    The numbers of a ligand depend neither on other ligands nor on PyTorch's default dtype. Samples
+    of a ligand follow each other.
     """
     starts, noises = [], []
     for seed, n_bonds in zip(seeds, counts, strict=True):
@@ -94,17 +94,17 @@ def first_positions(data: Any, layout: Layout, diffusion: Diffusion, start: Star
 def sample(
     model: nn.Module, data: Any, layout: Layout, diffusion: Diffusion, noise: Noise
 ) -> Tensor:
-    """Return the positions [A, 3] in Å of ligands after the diffusion, from those in the data.
+    """Return the positions [A, 3] in Å of ligands after the diffusion, starting from the data.
 
     Every step is that of ``sampling`` in DiffDock's ``utils/sampling.py`` with the same random
-    numbers. A score that is not a number is replaced as there, by a small one, in which only
-    the poses of the same ligand count; see `repaired`.
+    numbers. As there, a score that is not a number is replaced by a small one; only poses of the
+    same ligand determine its size, see `repaired`.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Score model. If it is accelerated, nothing waits for the device but the search of neighbors,
-        whose number must be known.
+        Score model. If it is accelerated, only the neighbor search waits for the device, because
+        the number of neighbors must be known.
     data : torch_geometric.data.Batch
         Complexes, on the device of the model. Positions of ligands and times are changed.
     layout : Layout

@@ -26,9 +26,9 @@ from mlff_triton.bio.models.diffdock.adapter import DockingForward
 from mlff_triton.errors import InputError
 
 POSES = 320
-"""Poses in a batch, at most, if a complex has fewer."""
+"""Largest number of poses in a batch, unless a single complex has more."""
 FAILED = -1000.0
-"""Confidence of a pose that the model gives none, as in DiffDock."""
+"""Confidence of a pose for which the model gives none, as in DiffDock."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Judge:
     model : torch.nn.Module
         The model.
     complexes : sequence of HeteroData or None
-        Complexes as this model wants them, in the order of those that are docked; None if they are
-        the same.
+        Complexes in the form of this model, in the order of the docked ones; None if they are the
+        same.
     crop : float or None
         If given, residues farther than this from a ligand, in Å, are left out.
     """
@@ -79,7 +79,7 @@ def dock(
 ) -> list[Poses]:
     """Dock ligands to receptors by a score model of DiffDock, many complexes in one batch.
 
-    The sampler is DiffDock's (https://arxiv.org/abs/2210.01776): `sample` names what it shares with
+    The sampler is DiffDock's (https://arxiv.org/abs/2210.01776): `sample` lists what it shares with
     the original. Random numbers of a complex depend on its seed alone, not on its batch.
 
     Parameters
@@ -88,8 +88,8 @@ def dock(
         Score model, as ``get_model`` and ``load_state_dict`` of DiffDock return it, on its device,
         best after `mlff_triton.bio.accelerate`.
     complexes : sequence of HeteroData
-        Graphs of complexes, as DiffDock makes them. Those of one receptor share its embedding if
-        their receptors have the same tensor of positions.
+        Graphs of complexes, as DiffDock makes them. Complexes with one receptor share its embedding
+        if their receptors have the same tensor of positions.
     diffusion : Diffusion
         Settings.
     samples : int
@@ -97,20 +97,20 @@ def dock(
     seeds : sequence of int, optional
         Seeds of the complexes; by default 0, 1 and so on.
     judge : Judge, optional
-        Confidence model, by which poses are ranked.
+        Confidence model that ranks poses.
     poses : int
-        Poses in a batch, at most. If the memory does not suffice, this batch and later ones have
-        half as many complexes.
+        Largest number of poses in a batch. If the memory does not suffice, this batch and later
+        ones have half as many complexes.
 
     Returns
     -------
     list of Poses
-        Those of each complex. Positions are NaN where the model gives no number.
+        Poses of each complex. Positions are NaN where the model gives no number.
 
     Raises
     ------
     InputError
-        If a number is invalid, lengths do not agree, or a graph is not one of DiffDock's.
+        If a number is invalid, lengths do not agree, or a graph is not from DiffDock.
 
     Examples
     --------
@@ -205,7 +205,7 @@ def torsions_of(data: Any, *, rigid: bool = False) -> Torsions:
     Raises
     ------
     InputError
-        If the graph is not one of DiffDock's, or atoms that turn do not follow from the bonds.
+        If the graph is not from DiffDock, or its turning atoms do not follow from the bonds.
     """
     try:
         ligand = data["ligand"]
@@ -224,7 +224,7 @@ def torsions_of(data: Any, *, rigid: bool = False) -> Torsions:
 
 
 def gather(complexes: Sequence[Any], samples: int, device: torch.device, dtype: torch.dtype) -> Any:
-    """Return a batch on a device of some samples of each complex, with nothing but tensors."""
+    """Return a batch of some samples of each complex on a device, with only tensors."""
     from torch_geometric.data import Batch, HeteroData
 
     rows = []
@@ -257,6 +257,6 @@ def share_receptors(model: nn.Module, batch: Any, complexes: Sequence[Any], samp
 
 
 def _chosen(sizes: Sequence[int], order: Sequence[int]) -> Tensor:
-    """Return the indices of the items of groups of some sizes, group after group in an order."""
+    """Return the indices of the items of groups, group by group in an order."""
     groups = torch.arange(sum(sizes)).split(list(sizes))
     return torch.cat([groups[k] for k in order])

@@ -338,7 +338,7 @@ def provide_nvrtc() -> None:
 def _load_plugins(openmm: Any) -> None:
     """Load the plug-ins that OpenMM could not load because it was imported before PyTorch.
 
-    The others are left alone, as loading them again would register their kernels twice.
+    The others are not loaded again, because that would register their kernels twice.
     """
     folder = Path(openmm.version.openmm_library_path, "plugins")
     if "OPENMM_PLUGIN_DIR" in os.environ or not folder.is_dir():

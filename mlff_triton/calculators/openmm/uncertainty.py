@@ -31,10 +31,10 @@ def create_openmm_uncertainty(
     dtype: str | torch.dtype = "float32",
     backend: str = "auto",
 ) -> Callable[[openmm.State], NDArray[np.float64]]:
-    """Make a function that tells how well a model knows the forces in a state of a System.
+    """Make a function that returns the uncertainty of a model's forces in a state of a System.
 
-    OpenMM has no place for results other than energies and forces, so that the function computes
-    the state again. It takes as long as a step.
+    OpenMM stores no results other than energies and forces, so the function computes the state
+    again. It takes as long as a step.
 
     Parameters
     ----------
