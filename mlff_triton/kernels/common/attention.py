@@ -1,13 +1,13 @@
-"""Softmax over keys that come in blocks, and rows of heads, for the kernels of attention.
+"""Softmax over blocks of keys, and rows of heads, for the attention kernels.
 
     p_j = exp(s_j - max_k s_k)      out = sum_j p_j v_j / sum_j p_j
 
-A kernel loops over the keys once, block by block. It keeps the largest score so far, relative to
-which it adds up weights and weighted values. When the largest score grows, these sums are rescaled
+A kernel loops over the keys once, block by block. It keeps the largest score so far, and sums
+weights and weighted values relative to it. When the largest score grows, these sums are rescaled
 (T. Dao et al., "FlashAttention", https://arxiv.org/abs/2205.14135).
 
-Each kernel computes its own scores and sums. Operands are read through pointers or descriptors, as
-they are or as halves. Biases are the initial value of a product, a product of their own, or added
+Each kernel computes its own scores and sums. Operands are read through pointers or descriptors,
+unchanged or as halves. Biases are the initial value of a product, a product of their own, or added
 later. Some sums have units, and others have columns in a second block. A common loop would need an
 option for each of these.
 """
@@ -39,7 +39,7 @@ def store_rows(ptr, rows, row, stride, known, first, WIDTH: tl.constexpr, D: tl.
 
 @triton.jit
 def level_of(highest):
-    """Return the numbers to subtract from scores: the highest ones, or 0 where all are masked."""
+    """Return the numbers to subtract from scores: the largest scores, or 0 where all are masked."""
     return tl.where(highest == float("-inf"), 0.0, highest)
 
 

@@ -12,10 +12,10 @@ CALLABLE = getattr(jit, "JITCallable", jit.JITFunction)  # the former from Trito
 
 
 def settle_key(function: Any) -> None:
-    """Let Triton compute the key of a function after the keys of all functions that it calls.
+    """Make Triton compute the key of a function after the keys of all functions that it calls.
 
-    Triton's key contains the constants of those callees only whose keys it has computed before. So
-    it would depend on what a process has launched already, and others would not find the kernel.
+    Triton's key contains only the constants of callees whose keys are already known. So it would
+    depend on the earlier launches of a process, and other processes would not find the kernel.
 
     Parameters
     ----------

@@ -15,7 +15,7 @@ _INTEGERS = (torch.int64, torch.int32)
 
 
 def check_device(*tensors: Tensor) -> None:
-    """Raise unless all tensors lie on one device that Triton can launch on.
+    """Check that all tensors are on one device that Triton can launch on.
 
     Triton's interpreter (``TRITON_INTERPRET=1``) accepts any device.
 
@@ -30,12 +30,12 @@ def check_device(*tensors: Tensor) -> None:
     if len(devices) > 1:
         names = ", ".join(sorted(map(str, devices)))
         raise InputError(f"the tensors are on different devices, {names}: move them to one device")
-    if not tensors[0].is_cuda:  # on a GPU nothing is asked: every operator comes by here
+    if not tensors[0].is_cuda:  # nothing more on a GPU: every operator calls this
         check_triton(tensors[0].device, "move the tensors to 'cuda', or use backend='torch'")
 
 
 def check_floats(**tensors: Tensor) -> None:
-    """Raise unless the named tensors share a device that Triton serves, and float32 or float64.
+    """Check that the named tensors share a device that Triton serves, and float32 or float64.
 
     Raises
     ------
@@ -52,7 +52,7 @@ def check_floats(**tensors: Tensor) -> None:
 
 
 def check_shape(name: str, tensor: Tensor, shape: Sequence[int | str]) -> None:
-    """Raise unless a tensor has this shape; a dimension given as a string may have any size.
+    """Check that a tensor has this shape; a dimension given as a string may have any size.
 
     Raises
     ------
@@ -61,7 +61,7 @@ def check_shape(name: str, tensor: Tensor, shape: Sequence[int | str]) -> None:
     """
     found = tensor.shape
     fits = len(found) == len(shape)
-    for size, wanted in zip(found, shape, strict=False):  # every operator comes by here
+    for size, wanted in zip(found, shape, strict=False):  # every operator calls this
         if size != wanted and not isinstance(wanted, str):
             fits = False
     if not fits:
@@ -103,7 +103,7 @@ def expanded(name: str, tensor: Tensor, shape: Sequence[int]) -> Tensor:
 def check_graph(
     x: Tensor, n_atoms: int, n_edges: int, row_ptr: Tensor, senders: Tensor, reverse: Tensor
 ) -> None:
-    """Raise unless a CSR neighbor list fits the numbers of atoms and edges.
+    """Check that a CSR neighbor list fits the numbers of atoms and edges.
 
     Raises
     ------

@@ -1,10 +1,10 @@
 """Program of a process whose forks compile kernels for another process.
 
-It has Triton and our kernels, but neither PyTorch nor a GPU nor other threads, so it forks safely.
-Each fork compiles what it is sent by a socket of its own, and leaves the machine code in Triton's
-cache. Keys of the cache are those of the other process, since they depend on the sources of
-kernels, types, constants, options, target, environment and compiler, which all are the same here.
-If anything differs after all, the other process does not find the code, and compiles it itself.
+It has Triton and our kernels, but no PyTorch, GPU or other threads, so it forks safely. Each fork
+compiles the kernels sent to its own socket, and leaves the machine code in Triton's cache. Cache
+keys equal those of the other process, because they depend on the sources of kernels, types,
+constants, options, target, environment and compiler, which are all the same here. If anything
+differs nevertheless, the other process does not find the code, and compiles it itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if version == sys.version:
 
 
 class Task(NamedTuple):
-    """A kernel to be compiled, as Triton has it: see ``triton.compiler.ASTSource``.
+    """A kernel to be compiled, in Triton's form: see ``triton.compiler.ASTSource``.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Task(NamedTuple):
     options : dict
         Options of the compiler.
     environment : dict
-        Environment of the parent, which may have changed since this process has started.
+        Environment of the parent, which may have changed since this process started.
     """
 
     module: str
@@ -85,8 +85,9 @@ def main(torch_version: Mapping[str, Any], modules: Sequence[str], sockets: Sequ
     modules : sequence of str
         Modules with kernels, which the forks need not import any more.
     sockets : sequence of int
-        File descriptors. By its own, a fork sends a string as soon as it is ready, and then gets a
-        pickled `Task` and sends the error or an empty string until the other end is closed.
+        File descriptors. Each fork uses its own: it sends a string as soon as it is ready, and
+        then, until the other end is closed, it receives a pickled `Task` and sends the error or an
+        empty string.
     """
     leave_pytorch_out(torch_version)
     _import(modules)
@@ -118,7 +119,7 @@ def _fork(connection: socket.socket, connections: Iterable[socket.socket]) -> in
     process = os.fork()
     if process:
         with suppress(OSError):
-            os.setpgid(process, process)  # in both processes, as either may be first
+            os.setpgid(process, process)  # in both processes, because either may be first
         return process
     try:
         with suppress(OSError):

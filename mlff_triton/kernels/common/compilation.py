@@ -1,11 +1,11 @@
 """Compilation of kernels side by side, before their first launch.
 
 A step launches some thirty kernels. If each is compiled when it is launched, all but one core wait.
-Here, threads compile all of them, by the mode that Triton has for this. LLVM, ptxas and the C
+Here, threads compile all of them, in the mode that Triton has for this. LLVM, ptxas and the C
 compiler that makes Triton's launchers do not hold Python's lock, but Triton's front end does. If
 many kernels have to be compiled, each thread therefore lets another process compile into Triton's
-cache on disk, where it then finds the machine code. If anything about this fails, threads or
-launches compile kernels themselves, and a warning gives the reason.
+cache on disk, where it then finds the machine code. If any of this fails, threads or launches
+compile kernels themselves, and a warning gives the reason.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from mlff_triton.kernels.common.compilers import (
 )
 
 FEWEST = 8
-"""Kernels to be compiled for which it is worth to start processes."""
+"""Number of kernels to be compiled that makes it worth starting processes."""
 
 _LOG = logging.getLogger("mlff_triton")
 _LOCK = threading.RLock()  # one function at a time, which may call another one that compiles ahead
@@ -51,7 +51,7 @@ _reported = set[type]()
 
 Compiler = Callable[[], Any]
 Compilation = tuple[Future[Any], Callable[[Any], object]]
-"""A compiled kernel to be, and the function that keeps it for launches."""
+"""A kernel being compiled, and the function that keeps it for launches."""
 
 
 def compile_ahead(launch: Callable[[], object]) -> None:
@@ -62,7 +62,7 @@ def compile_ahead(launch: Callable[[], object]) -> None:
     Parameters
     ----------
     launch : callable
-        It is called once, and the package's launches in this thread do nothing meanwhile. Other
+        It is called once; during the call, the package's launches in this thread do nothing. Other
         threads launch as usual, including those in which PyTorch runs backward passes on a GPU.
         PyTorch's operators do run, with inputs that no kernel has written, so they must be harmless
         for any values: they must not use results of kernels as indices, nor write to tensors that
@@ -102,7 +102,7 @@ def _submitted(
     launch: Callable[[], object], pool: ThreadPoolExecutor, compilers: Compilers
 ) -> Collection[Compilation]:
     """Begin to compile the kernels that have no machine code in this process yet."""
-    from triton import AsyncCompileMode  # absent from Triton 3.3
+    from triton import AsyncCompileMode  # missing in Triton 3.3
 
     found: dict[str, Compilation] = {}
     absent: list[Source] = []
@@ -126,19 +126,19 @@ def _submitted(
 
     with Collector(executor=pool), _launches_skipped():
         launch()
-    for source in absent:  # by threads that no kernel keeps busy
+    for source in absent:  # by threads that have no kernel to compile
         pool.submit(source.compile_launcher)
     return found.values()
 
 
 def _compile_elsewhere(compilers: Compilers, source: Source, compiler: Compiler) -> Any:
-    """Let another process compile a kernel, if there is one, and load it or compile it here."""
+    """Let another process, if there is one, compile a kernel, and load it or compile it here."""
     compilers.compile(source.task)
     return compiler()
 
 
 def _compile_with_launcher(compiler: Compiler, lock: AbstractContextManager[object]) -> Any:
-    """Compile a kernel, and the C code of its launcher, which the first launch finds on disk."""
+    """Compile a kernel and the C code of its launcher; the first launch finds both on disk."""
     kernel = _compiled(compiler)
     with lock:
         driver.active.launcher_cls(kernel.src, kernel.metadata)
@@ -162,7 +162,7 @@ class Source:
     source : triton.compiler.ASTSource
         As Triton has it.
     task : Task
-        The same for another process.
+        The same kernel for another process.
     lock : Lock
         Held while a thread compiles the launcher.
     """
@@ -173,7 +173,7 @@ class Source:
 
     @classmethod
     def of(cls, compiler: Compiler) -> Source | None:
-        """Return what Triton's function compiles; None unless it is one of our kernels."""
+        """Return the kernel that Triton's function compiles; None unless it is one of ours."""
         with suppress(KeyError, AttributeError):  # of other versions of Triton
             variables = getclosurevars(compiler).nonlocals
             source, target, options = (variables[name] for name in ("src", "target", "options"))
@@ -194,7 +194,7 @@ class Source:
         return False
 
     def compile_launcher(self) -> None:
-        """Compile the C code of the launcher meanwhile, unless a thread does so already."""
+        """Compile the C code of the launcher in parallel, unless a thread does so already."""
         if self.lock.acquire(blocking=False):
             try:
                 driver.active.launcher_cls(self.source, _Expected(self.task.options))
@@ -216,11 +216,11 @@ class _Expected:
 
 @contextmanager
 def _launches_skipped() -> Iterator[None]:
-    """Let the package's launches in this thread end before the kernel runs.
+    """Make the package's launches in this thread end before the kernel runs.
 
-    This concerns kernels that have machine code already, as Triton's mode skips all others; these
-    get keys that other processes have as well. Each kernel object gets a method of its own for a
-    while; Triton's class stays as it is.
+    This concerns kernels that have machine code already, because Triton's mode skips all others;
+    those get keys that other processes share. Each kernel object temporarily gets its own method;
+    Triton's class is unchanged.
     """
 
     def run(kernel: JITFunction, *args: Any, warmup: bool, **options: Any) -> Any:
@@ -250,7 +250,8 @@ def _loaded_kernels() -> list[JITFunction]:
 def _report(error: BaseException) -> None:
     """Log why kernels are not compiled ahead; it is a warning the first time for each error.
 
-    A rehearsal may lack memory, while buffers of the step before are alive: no warning.
+    A rehearsal may lack memory while buffers of the previous step are alive; this is no reason to
+    warn.
     """
     is_known = type(error) in _reported or isinstance(error, torch.OutOfMemoryError)
     level = logging.DEBUG if is_known else logging.WARNING

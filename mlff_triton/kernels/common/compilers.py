@@ -1,7 +1,7 @@
 """Processes that compile kernels for this one.
 
-Triton translates kernels with Python's lock held, so threads take turns. Other processes do not. As
-a process with a GPU and threads must not be forked, they are forks of a new Python, whose program
+Triton translates kernels with Python's lock held, so threads take turns. Other processes do not. A
+process with a GPU and threads must not be forked, so they are forks of a new Python whose program
 is `mlff_triton.kernels.common.child`. It starts while a model is prepared if kernels will probably
 have to be compiled. This module does not import Triton.
 """
@@ -69,7 +69,7 @@ class Compilers:
         self._idle = SimpleQueue[_Compiler]()
 
     def start(self, modules: Iterable[str]) -> None:
-        """Start the processes, without waiting for them, unless that has been tried before.
+        """Start the processes without waiting for them, unless this has been tried before.
 
         Parameters
         ----------
@@ -212,13 +212,13 @@ def _end_unused(compilers: Compilers) -> None:
 
 
 def take_compilers() -> Compilers:
-    """Return processes that were started early, or others that are not started."""
+    """Return processes that were started early, or new ones that are not started."""
     with _LOCK:
         return _early.pop() if _early else Compilers(n_cores())
 
 
 def remember_compiled() -> None:
-    """Let later processes know that kernels are compiled, so that they start no others early."""
+    """Record that kernels are compiled, so that later processes start no others early."""
     if cache.read(_KIND, _mark()) is None:
         cache.write(_KIND, _mark(), b"")
 

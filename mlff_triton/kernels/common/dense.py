@@ -27,7 +27,7 @@ def accumulator(x: Tensor) -> tl.dtype:
 
 
 def check_dense(**tensors: Tensor | None) -> None:
-    """Raise unless the named tensors share a device that Triton serves, and one floating dtype.
+    """Check that the named tensors share a device that Triton serves, and one floating dtype.
 
     Raises
     ------
@@ -40,7 +40,7 @@ def check_dense(**tensors: Tensor | None) -> None:
 
 
 def check_same(supported: Collection[torch.dtype], tensors: Mapping[str, Tensor | None]) -> None:
-    """Raise as `check_dense` does, for an operator that supports some dtypes only."""
+    """Check tensors as `check_dense` does, for an operator that supports only some dtypes."""
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     dtypes = {tensor.dtype for tensor in given.values()}
     if len(dtypes) > 1 or not dtypes.issubset(supported):

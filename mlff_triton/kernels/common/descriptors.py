@@ -21,7 +21,7 @@ _ALIGNMENT = 16  # bytes
 
 @triton.jit
 def describe(x, shape, strides, block: tl.constexpr, DESCRIBED: tl.constexpr):
-    """Return a descriptor of ``x``, which already is one if DESCRIBED, and otherwise a pointer.
+    """Return a descriptor of ``x``, which is already a descriptor if DESCRIBED, else a pointer.
 
     It is None if ``x`` is. ``strides`` are those of all axes but the last one, whose elements are
     contiguous.

@@ -18,7 +18,7 @@ from triton.language.extra import cuda
 
 @triton.jit
 def wait_for_previous(EARLY_LAUNCH: tl.constexpr):
-    """Wait for the results of the previous kernel, which a kernel must do before anything else.
+    """Wait for the results of the previous kernel; a kernel must do this before anything else.
 
     The next kernel launches when all programs of this one have ended, but does not wait for their
     results to be flushed.
@@ -31,7 +31,7 @@ def wait_for_previous(EARLY_LAUNCH: tl.constexpr):
 def allow_next(EARLY_LAUNCH: tl.constexpr):
     """Let the next kernel launch once all programs of this one have started.
 
-    Its programs then occupy what this kernel leaves free of the multiprocessors. This pays if they
+    Its programs then occupy the multiprocessors that this kernel leaves free. This pays if they
     fill the GPU anyway. If they do not, they crowd on some multiprocessors: a step of TensorNet
     with 1,029 atoms takes 19 % longer.
     """

@@ -13,7 +13,7 @@ KIB = 1024
 def shared_memory(tensor: Tensor) -> int:
     """Return the shared memory that one program may use, in bytes; 64 KiB if it is unknown.
 
-    That is the amount AMD GPUs have.
+    AMD GPUs have that amount.
     """
     if torch.version.hip is not None or not tensor.is_cuda:
         return 64 * KIB

@@ -1,4 +1,4 @@
-"""Registration of custom operators: launcher, shapes of the outputs and derivative, together.
+"""Joint registration of a custom operator's launcher, output shapes and derivative.
 
     @operator("irrep_norms", outputs=_empty_norms, gradients=_irrep_norms_backward)
     def _irrep_norms(x: Tensor) -> Tensor: ...
@@ -33,7 +33,7 @@ def operator(
     Parameters
     ----------
     name : str
-        Name of the operator. Its schema is that of the launcher's annotations.
+        Name of the operator. Its schema follows from the launcher's annotations.
     outputs : callable, str or tuple of str
         Function of the inputs that returns uninitialized outputs; or the name of the input that has
         the shape and dtype of the only output, or one name for each output.
@@ -202,7 +202,7 @@ def _from_saved(gradients: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _padded(differentiate: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
-    """Make a derivative return None for the last inputs, which get no gradients.
+    """Make a derivative return None for the last inputs, which have no gradients.
 
     It raises `InputError` if one of them needs a gradient.
     """
@@ -250,5 +250,5 @@ def _will_run(node: Any) -> bool:
     """Return False if the running backward pass does not reach a node."""
     try:
         return node is not None and bool(torch._C._will_engine_execute_node(node))
-    except RuntimeError:  # which PyTorch raises for leaves that `torch.autograd.grad` is asked for
+    except RuntimeError:  # raised by PyTorch for leaves passed to `torch.autograd.grad`
         return True

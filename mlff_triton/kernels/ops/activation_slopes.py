@@ -33,7 +33,7 @@ _ROWS, _COLUMNS = 8, 128
 
 @triton.jit
 def count_rows(rows_ptr, n_rows):
-    """Return the number of rows that matter: all of them, or those given."""
+    """Return the number of rows that matter: all rows, or the given number."""
     live = n_rows
     if rows_ptr is not None:
         live = tl.minimum(tl.load(rows_ptr).to(tl.int32), n_rows)

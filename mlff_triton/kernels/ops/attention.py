@@ -47,7 +47,7 @@ def _scale_and_bias(
 ):
     """Scale and cap scores [M, N], add the bias, and mask keys beyond the sequence.
 
-    The result is for powers of two, that is, in units of ln 2.
+    The result is an exponent of two, that is, in units of ln 2.
     """
     if CAP is None:
         if not SCALED_LATER:
@@ -83,8 +83,8 @@ def _attend(
 ):
     """Update sums, the largest score, sum and output [M, V], with a block of N keys and values.
 
-    Keys and values are a pointer and the stride of rows, and the place is the rows, the first key
-    and the length of the sequence. MASKED is True if the sequence ends within the block.
+    Keys and values are given by a pointer and the stride of rows; the place is the rows, the first
+    key and the length of the sequence. MASKED is True if the sequence ends within the block.
     """
     k_ptr, k_row = keys
     v_ptr, v_row = values
@@ -216,10 +216,10 @@ _FEW_ROWS = 32768  # rows times heads that barely fill an H200; early launches d
 
 
 def _tile(q: Tensor, width: int, max_length: int, n_rows: int) -> _Tile:
-    """Return the block sizes: as measured on an H200 for narrow heads in half precision.
+    """Return the block sizes, as measured on an H200 for narrow heads in half precision.
 
-    For all others, blocks of keys and of values are at most 16 KiB each. Short sequences get fewer
-    rows.
+    For all other heads, blocks of keys and of values are at most 16 KiB each. Short sequences get
+    fewer rows.
     """
     if q.element_size() == 2 and width <= 64:
         rows = min(64, max(_SMALLEST, triton.next_power_of_2(max_length)))

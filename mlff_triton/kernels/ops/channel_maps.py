@@ -3,8 +3,8 @@
     y_c = x_c W_l^T      for the components c of part l, l^2 to (l + 1)^2 - 1
 
 Float32 tensors of many atoms are multiplied as float16 halves on tensor cores; see
-`mlff_triton.kernels.numerics.split`. The gradient of the tensors is another such map, and
-that of the weights a sum over atoms and components. Each is a derivative of the others.
+`mlff_triton.kernels.numerics.split`. The gradient of the tensors is another such map, and the
+gradient of the weights is a sum over atoms and components. Each is a derivative of the others.
 """
 
 from __future__ import annotations

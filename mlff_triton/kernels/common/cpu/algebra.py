@@ -1,8 +1,8 @@
 """Functions of numbers, vectors and arrays that become part of the loops that call them.
 
-Numba compiles each function that a loop calls by itself before it becomes part of the loop, which
-takes longer than the loop does. So functions without branches and loops are run instead, once for
-each call in a loop, with values that write an instruction for each operation on them.
+Numba compiles each function that a loop calls separately before it becomes part of the loop, which
+takes longer than compiling the loop. So functions without branches and loops are instead run once
+for each call in a loop, with values that write an instruction for each operation.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Value:
         return cgutils.get_item_pointer(self.context, self.builder, *given)
 
     def apply(self, kind, write):
-        """Return a value of a type, which a function of the builder and this value writes."""
+        """Return a value of a type, written by a function of the builder and this value."""
         found = self.builder and write(self.builder, self.value)
         return Value(kind, found, self.context, self.builder)
 
@@ -138,7 +138,7 @@ class Value:
         return self.apply(vector, lambda builder, x: spread(self.context, builder, vector, x))
 
     def convert(self, kind):
-        """Return this number as one of another type."""
+        """Convert this number to another type."""
         return self.apply(kind, lambda builder, x: self.context.cast(builder, x, self.kind, kind))
 
     def load(self, index, lanes, count=1):
@@ -238,7 +238,7 @@ class Algebra:
 
 
 def algebra(function: Function) -> Function:
-    """Make a function of values and tuples of them callable from loops, and as before."""
+    """Make a function of values and tuples of them callable from loops as well."""
     found: Any = Algebra(function)
     return found  # type: ignore[no-any-return]
 

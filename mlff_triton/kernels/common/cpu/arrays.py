@@ -1,7 +1,7 @@
-"""Arrays that share the memory of tensors, and others that are computed from tensors once.
+"""Arrays that share the memory of tensors, and arrays that are computed from tensors once.
 
-PyTorch takes a microsecond to show a tensor as an array. Loops over few atoms take ten, and have as
-many arguments.
+PyTorch takes a microsecond to convert a tensor to an array. Loops over few atoms take ten
+microseconds, and have ten arguments.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 
 class OfTensors:
-    """Function of tensors, whose results are kept until the tensors are deleted.
+    """Function of tensors that keeps its results until the tensors are deleted.
 
     Parameters
     ----------

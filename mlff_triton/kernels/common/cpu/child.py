@@ -1,7 +1,7 @@
 """Program of a process that compiles loops for another one, until its input ends.
 
-Loops come with the functions that they call. Numba still imports the modules of these, without
-PyTorch, see `mlff_triton._common.child_process`. Modules that need it are empty.
+Loops come with the functions that they call. Numba still imports the modules of these functions,
+without PyTorch, see `mlff_triton._common.child_process`. Modules that need PyTorch are empty.
 """
 
 from __future__ import annotations

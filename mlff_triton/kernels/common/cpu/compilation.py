@@ -1,7 +1,7 @@
 """Loops over atoms: compiled by Numba, cached on disk, and divided among threads.
 
-A loop takes arrays and a range of atoms, and writes only what belongs to the atoms of its range. So
-threads need no locks, and results do not depend on their number.
+A loop takes arrays and a range of atoms, and writes only the results of these atoms. So threads
+need no locks, and results do not depend on their number.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mlff_triton.kernels.common.cpu.recording import perform
 from mlff_triton.kernels.common.cpu.threads import in_parallel, n_threads
 
 FAST = {"reassoc", "contract", "arcp", "nsz"}
-"""Liberties of the compiler: to vectorize sums over channels, but not to ignore NaN."""
+"""Liberties of the compiler: it may vectorize sums over channels, but not ignore NaN."""
 COMMON = {
     "nopython": True,
     "error_model": "numpy",
@@ -35,9 +35,9 @@ COMMON = {
 }
 """Options of all loops. Arrays are not counted, which takes a seventh of the time to compile."""
 FEWEST = 128
-"""Atoms of a range; fewer take less time than to wake a thread."""
+"""Smallest number of atoms in a range; fewer take less time than waking a thread."""
 PIECES = 2
-"""Ranges per thread, so that one that is late leaves some to the others."""
+"""Ranges per thread, so that a late thread leaves some to the others."""
 
 _LOG = logging.getLogger("mlff_triton")
 
@@ -92,7 +92,7 @@ allocating_loop = _loop(fastmath=FAST, _nrt=True)
 exact_inlined = _inlined()
 """Decorator as `inlined`, for `exact_loop`."""
 exact_loop = _loop()
-"""Decorator as `loop`, of arithmetic that is done as it is written.
+"""Decorator as `loop`, for arithmetic that is done exactly as written.
 
 So the vectors of opposite edges are opposite to the bit, and results are the same on all CPUs.
 """
@@ -114,7 +114,7 @@ def run(
     in_order : bool
         True for a loop that must run from the first atom to the last, in one thread.
     fewest : int
-        Fewest atoms of a range, if its work is worth a thread.
+        Smallest number of atoms in a range whose work is worth a thread.
     """
     arrays = as_arrays(*arguments)
     tasks = _collected.get()
@@ -148,7 +148,7 @@ def as_arrays(*arguments: Any) -> list[Any]:
 
 
 def _collect(tasks: list[Task], function: Loop, arrays: list[Any]) -> None:
-    """Note what has to be compiled, as loops are not to run but to be compiled ahead."""
+    """Record the loops to compile: they are compiled ahead instead of run."""
     if isinstance(function, Dispatcher):
         tasks.append(Task(function, tuple(map(typeof, (*arrays, 0, 0)))))
 
@@ -161,8 +161,8 @@ def compile_ahead(launch: Callable[[], object]) -> None:
     Parameters
     ----------
     launch : callable
-        It is called once, and `run` does nothing in this thread meanwhile. So it must be harmless
-        for any values in the memory that loops would have written.
+        It is called once; during the call, `run` does nothing in this thread. So it must be
+        harmless for any values in the memory that loops would have written.
     """
     tasks: list[Task] = []
     before = _collected.set(tasks)

@@ -25,7 +25,7 @@ from mlff_triton._common.garbage import garbage_kept
 from mlff_triton._common.notice import Notice
 from mlff_triton.kernels.common.cpu.child import START
 
-LOOPS_PER_PROCESS = 3  # fewer are compiled before another process has started
+LOOPS_PER_PROCESS = 3  # fewer loops are compiled before another process has started
 MOST = 8  # processes
 
 
@@ -99,7 +99,7 @@ class Child:
 
 
 def compile_all(tasks: Iterable[Task], n_processes: int) -> None:
-    """Compile loops, or load those that are in the cache, and say so if it takes long.
+    """Compile loops, or load them from the cache, and report it if this takes long.
 
     Parameters
     ----------
@@ -117,10 +117,10 @@ def compile_all(tasks: Iterable[Task], n_processes: int) -> None:
 
 
 def _compile(tasks: Collection[Task], n_processes: int) -> None:
-    """Compile loops in several processes, those that take longest first.
+    """Compile loops in several processes, starting with those that take longest.
 
     Processes that do so independently, such as those of LAMMPS, find each other's loops in the
-    cache. A process without helpers therefore has an order of its own.
+    cache. A process without helpers therefore has its own order.
     """
     count = min(n_processes, len(tasks) // LOOPS_PER_PROCESS, MOST) - 1
     order = _size if count > 0 else _any_order
@@ -166,5 +166,5 @@ def _size(task: Task) -> int:
 
 
 def _any_order(task: Task) -> int:
-    """Return a number that is another one in each process."""
+    """Return a number that differs between processes."""
     return hash((os.getpid(), task.loop.__qualname__))

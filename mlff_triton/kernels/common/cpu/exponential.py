@@ -2,8 +2,8 @@
 
     exp(x) = 2^n exp(r)      n = round(x / ln 2)      r = x - n ln 2
 
-The libraries that compilers find have it for numbers only, or are missing. Its error is a few units
-in the last place.
+The libraries that compilers find provide it only for scalars, or are missing. Its error is a few
+units in the last place.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from numba.core.types import float32
 from mlff_triton.kernels.common.cpu.algebra import algebra
 
 LIBERTIES = ("contract",)
-"""Liberties of the compiler. With more of them, it would take the rounding out."""
+"""Liberties of the compiler. With more, it would remove the rounding."""
 
 
 class _Format(NamedTuple):
-    """A floating-point format, and what its exponential function needs.
+    """A floating-point format, and the constants of its exponential function.
 
     Attributes
     ----------
     bits, digits : int
-        Bits of a number, and those after the binary point.
+        Bits of a number, and bits after the binary point.
     largest : float
-        Arguments are clamped to this size, as larger ones would leave the range of the exponent.
+        Arguments are clamped to this size; larger ones would exceed the range of the exponent.
     high, low : float
         Leading bits of ln 2, whose products with n are exact, and the rest.
     degree : int
-        Of the Taylor polynomial for r, which is at most ln 2 / 2.
+        Degree of the Taylor polynomial in r, which is at most ln 2 / 2.
     """
 
     bits: int

@@ -1,6 +1,6 @@
 """Linear maps of rows, with a fixed order of their sums.
 
-Libraries sum in another order where matrices have few rows, and those of PyTorch are slower here.
+Libraries sum in another order if matrices have few rows, and PyTorch's are slower here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mlff_triton.kernels.common.cpu.vectors import lanes_of, load_vector, spread
 from mlff_triton.kernels.numerics.split import SplitWeight
 
 TERMS = 128
-"""Terms of a partial sum. Rounding errors of one long sum would be larger than those of others."""
+"""Terms of a partial sum; a single long sum would have larger rounding errors."""
 
 WORK = 7_000_000
 """Floating-point operations that are worth a thread."""
@@ -72,7 +72,7 @@ def map_parts(x, weight, bias, lanes, out, first, last):
 
 @algebra
 def _rows(i, end):
-    """Return eight rows from one on. The last one is mapped more than once, to the same values."""
+    """Return eight consecutive rows. The last row may be mapped repeatedly, to the same values."""
     return tuple(smaller(i + k, end) for k in range(8))
 
 

@@ -1,9 +1,9 @@
 """Machine code of loops in the user's cache folder.
 
-Numba's own cache lies beside the sources, fails if the disk is full or a file is damaged, and keeps
-the code of a loop when a function in another file that it calls has changed. Here, the name of a
+Numba's own cache is beside the sources, fails if the disk is full or a file is damaged, and keeps
+the code of a loop after a change of a function that it calls in another file. Here, the name of a
 file depends on everything that determines the code: the bytecode and constants of a loop and of all
-functions that it calls, types, compilers and processor. Nothing of Numba's settings is changed.
+functions that it calls, types, compilers and processor. Numba's settings are not changed.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, np.dtype
 class LoopCache:
     """Machine code of one loop, in place of the cache of its dispatcher.
 
-    Its methods never raise: what cannot be read is compiled, and what cannot be written is compiled
-    again by the next process.
+    Its methods never raise: code that cannot be read is compiled, and code that cannot be written
+    is compiled again by the next process.
 
     Parameters
     ----------
@@ -82,13 +82,13 @@ class LoopCache:
             cache.write(KIND, self._key(types, result.target_context), pack(result), root())
 
     def enable(self) -> None:
-        """Do nothing, as the cache is never off."""
+        """Do nothing, because the cache is never off."""
 
     def disable(self) -> None:
         """Do nothing, as in `enable`."""
 
     def flush(self) -> None:
-        """Do nothing, as files of other code are never read."""
+        """Do nothing, because files of other code are never read."""
 
     def _key(self, types: Any, context: Any) -> str:
         config = numba.config
@@ -111,7 +111,7 @@ def pack(result: Any) -> bytes:
 def unpack(content: bytes, context: Any) -> Any:
     """Return a compiled loop that is ready to be called.
 
-    The rest of Numba, which a compilation needs, is not loaded.
+    The parts of Numba that only a compilation needs are not loaded.
     """
     rtsys.initialize(context)
     return CompileResult._rebuild(context, *loads(content))
@@ -127,7 +127,7 @@ def fingerprint(loop: Any) -> str:
 
 
 def _parts(value: Any, seen: set[int]) -> Iterator[str]:
-    """Yield what compiled code depends on, of a global value that it uses."""
+    """Yield the properties of a global value that compiled code depends on."""
     if id(value) in seen:
         return
     if isinstance(value, Dispatcher):
@@ -153,7 +153,7 @@ def _parts(value: Any, seen: set[int]) -> Iterator[str]:
 
 
 def _of_used(function: Any, seen: set[int]) -> Iterator[str]:
-    """Yield what compiled code depends on, of all that a function finds outside itself."""
+    """Yield everything outside a function that its compiled code depends on."""
     for name, each in sorted(_used(function).items()):
         yield name
         yield from _parts(each, seen)
@@ -187,7 +187,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _bytecode(code: CodeType) -> Iterator[str]:
-    """Yield what matters of bytecode, which does not depend on line numbers and comments."""
+    """Yield the relevant parts of bytecode, without line numbers and comments."""
     for each in _codes(code):
         yield repr((each.co_code, each.co_names, each.co_varnames, each.co_argcount))
         yield from (repr(x) for x in each.co_consts if not isinstance(x, CodeType))

@@ -1,8 +1,8 @@
-"""Numba's compiler without what loops do not need, which takes two fifths of its time.
+"""Numba's compiler without the passes that loops do not need, which take two fifths of its time.
 
-Numba makes each function callable from Python and from C, by code that converts every argument and
-reports every error. That takes longer than many of our loops themselves. Loops take arrays whose
-types are known when they are called, return nothing, and raise nothing.
+Numba makes each function callable from Python and from C, with code that converts every argument
+and reports every error. That takes longer than many of our loops themselves. Loops take arrays
+whose types are known when they are called, return nothing, and raise nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Folder of compiled loops, at which a look needs no Numba."""
+"""Folder of compiled loops, which can be inspected without Numba."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KERNELS = Path(__file__).parents[2]
 
 
 def root() -> Path | None:
-    """Return the folder that the user has given to Numba, unless there is one for this package."""
+    """Return the folder that the user has set for Numba, unless one is set for this package."""
     if cache.FOLDER in os.environ or not os.environ.get(NUMBA_FOLDER):
         return None
     return Path(os.environ[NUMBA_FOLDER], "mlff_triton")

@@ -23,13 +23,13 @@ ALLOCATIONS = ("empty", "new_empty")
 
 
 class Recording(TorchDispatchMode):
-    """Calls that are made in this thread while it is active, as a context.
+    """Recording of the calls in this thread, as a context.
 
     Attributes
     ----------
     calls : list of callable
-        Each does what a loop or an operator did, with the same arguments, and writes its results to
-        the same memory.
+        Each repeats a loop or an operator with the same arguments, and writes its results to the
+        same memory.
     is_complete : bool
         False if an operator has returned anything but a tensor, on which Python may have acted.
     """
@@ -56,7 +56,7 @@ class Recording(TorchDispatchMode):
             _current.reset(before)
 
     def perform(self, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
-        """Call a function, and note it as one call whatever it calls itself."""
+        """Call a function, and record it as one call, whatever it calls itself."""
         self.calls.append(partial(function, *arguments))
         before, self._is_inside = _current.set(None), True
         try:
@@ -72,7 +72,7 @@ class Recording(TorchDispatchMode):
         args: Any = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call an operator of PyTorch, and note it."""
+        """Call an operator of PyTorch, and record it."""
         given = kwargs or {}
         found = func(*args, **given)
         name = func.overloadpacket.__name__
@@ -113,7 +113,8 @@ def perform(function: Callable[..., object], *arguments: Any) -> None:
 class Repeated(Generic[Result]):
     """Results of a function of the same memory, recorded when they are computed a second time.
 
-    So nothing is kept of memory that is used once. Only the contents of this memory may change.
+    So nothing is kept for memory that is used only once. Only the contents of this memory may
+    change.
     """
 
     def __init__(self) -> None:
@@ -126,8 +127,8 @@ class Repeated(Generic[Result]):
         Parameters
         ----------
         function : callable
-            Computes the result by `perform` and by operators of PyTorch alone. Neither its
-            operators nor the sizes of tensors depend on contents of the memory.
+            Computes the result only by `perform` and operators of PyTorch. Neither its operators
+            nor the sizes of tensors depend on the contents of the memory.
         *memory : object
             Tensors, tuples of them and numbers that the function depends on.
         """

@@ -13,7 +13,7 @@ from mlff_triton.kernels.common.cpu.vectors import load_nine, load_three, store_
 
 @algebra
 def load_wide(x, atom, channel, lanes):
-    """Return the components of an atom, as vectors of the channels from one on."""
+    """Return the components of an atom, as vectors of consecutive channels."""
     return load_nine(x, (None, atom, channel), lanes)
 
 
@@ -25,7 +25,7 @@ def load_parts(x, atom, channel, lanes):
 
 @algebra
 def store_wide(x, atom, channel, c):
-    """Write the components of an atom, which are vectors of the channels from one on."""
+    """Write the components of an atom, given as vectors of consecutive channels."""
     store_all(x, (None, atom, channel), c)
 
 

@@ -1,8 +1,8 @@
-"""Threads that share the work of a step, each with products of one thread.
+"""Threads that share the work of a step, each with single-threaded products.
 
-The libraries that PyTorch takes products from divide them among threads by themselves. They sum in
-another order then, where matrices have few rows, so bits would depend on the number of threads.
-Their threads also keep the processor busy for a while after each product, so that others wait.
+The libraries that compute PyTorch's products divide them among threads by themselves. If matrices
+have few rows, they then sum in another order, so bits would depend on the number of threads. Their
+threads also keep the processor busy for a while after each product, so that others wait.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Number(threading.local):
 class _Turns:
     """Turns of steps of several threads: one with helpers at a time, or any number without.
 
-    PyTorch's number of threads is partly that of the process. A step that ends gives it back, and
+    PyTorch's number of threads partly belongs to the process. A step that ends restores it, which
     would change the products of another step.
     """
 
@@ -51,7 +51,7 @@ class _Turns:
                 self._condition.wait()
 
     def end(self, count: int) -> None:
-        """End a turn, for which `begin` returned a number of threads."""
+        """End a turn, given the number of threads that `begin` returned."""
         with self._condition:
             if count == 1:
                 self._without_helpers -= 1
@@ -82,7 +82,7 @@ def n_threads() -> int:
 
 @contextmanager
 def own_threads() -> Iterator[None]:
-    """Let PyTorch use one thread in each of ours, and give it back its number at the end.
+    """Let PyTorch use one thread in each of ours, and restore its number at the end.
 
     Entering it takes a few microseconds.
     """
@@ -123,9 +123,9 @@ def in_parallel(function: Callable[..., None], pieces: Sequence[tuple[Any, ...]]
 
 
 class _Share:
-    """Work that another thread may take part in, if it begins before the work is finished.
+    """Work that another thread may join if it begins before the work is finished.
 
-    So nobody waits for a thread that other programs or callers keep from running.
+    So no thread waits for another that other programs or callers keep from running.
 
     Parameters
     ----------
@@ -180,7 +180,7 @@ def _helpers(count: int) -> list[SimpleQueue[_Share]]:
 
 def _help(queue: SimpleQueue[_Share], is_ready: threading.Event) -> None:
     torch.set_num_threads(1)  # while the caller's number is one, too: see `_Turns`
-    _wanted.value = 1  # what this thread calls belongs to the turn of its caller
+    _wanted.value = 1  # calls of this thread belong to the turn of its caller
     is_ready.set()
     while True:
         queue.get().run()

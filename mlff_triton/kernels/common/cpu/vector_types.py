@@ -42,7 +42,7 @@ class _Arithmetic(AbstractTemplate):
 
 
 def as_kind(context, builder, wanted, kind, value):
-    """Return a value of some type as one of another type, which is at least as wide."""
+    """Convert a value to another type that is at least as wide."""
     if wanted == kind:
         return value
     if not isinstance(wanted, VectorType):
@@ -59,7 +59,7 @@ def spread(context, builder, vector, number):
 
 
 def _define(name: str) -> None:
-    """Define an operation of the module `operator` that is LLVM's on floating-point values."""
+    """Define an operation of the module `operator` by LLVM's on floating-point values."""
     instruction = f"f{name[-3:]}"
 
     def lower(context, builder, sig, args):

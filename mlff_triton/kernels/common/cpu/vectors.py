@@ -1,9 +1,9 @@
 """Vectors of channels, as values of compiled loops.
 
-A loop takes ``lanes``, a tuple with an entry per lane, as Numba compiles a loop for each length of
-a tuple. Vectors are values of LLVM, and stay in registers. Each operation on them, or on a vector
-and a number, is one instruction. So a loop is fast without an analysis of its arrays by the
-compiler, which takes long and often fails where many arrays are involved.
+A loop takes ``lanes``, a tuple with an entry per lane, because Numba compiles a loop for each
+length of a tuple. Vectors are values of LLVM, and stay in registers. Each operation on them, or on
+a vector and a number, is one instruction. So a loop is fast without the compiler's analysis of its
+arrays, which takes long and often fails if there are many arrays.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numba.core import cgutils
 from mlff_triton.kernels.common.cpu.algebra import algebra
 
 WIDEST = 64 if binding.get_host_cpu_features().get("avx512f") else 32
-"""Largest size of a vector in bytes, of which nine fit into the registers of the CPU."""
+"""Largest size in bytes of a vector such that nine fit into the registers of the CPU."""
 
 
 @cache
