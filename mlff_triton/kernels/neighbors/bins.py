@@ -1,4 +1,4 @@
-"""Bins of atoms: space cut by planes parallel to the faces of the cell.
+"""Bins of atoms, divided by planes parallel to the faces of the cell.
 
 Counted from the origin, an atom lies in bin ``g`` of a direction, and the atoms of a pair within
 the radius are at most ``m`` bins apart. Bins are numbered modulo ``n``: bin ``g = w n + c`` is bin

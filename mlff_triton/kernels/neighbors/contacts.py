@@ -1,7 +1,7 @@
-"""Neighbors that are too close: a check of a neighbor matrix when it has been built.
+"""Check of a new neighbor matrix for neighbors that are too close.
 
 Two atoms are too close if their distance is below the sum of their own limits. The result stays
-until it is reset, so that nobody has to wait for it.
+until it is reset, so that the host need not wait for it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _contacts_kernel(
     step_ptr,
     BLOCK: tl.constexpr,
 ):
-    """Note a neighbor that is too close. Grid: one program per atom.
+    """Record a neighbor that is too close. Grid: one program per atom.
 
     Reads ``positions[N, 3]``, ``cell[B, 3, 3]``, ``system[N]``, ``limits[N]``, the neighbor matrix
     and ``clock``. For such atoms, writes 1 plus the index of one of them to ``partner[N]``, its
@@ -63,7 +63,7 @@ def _contacts_kernel(
         tl.store(partner_ptr + user_atom, partner)
         nearest = tl.min(tl.where(close == partner, distance, float("inf")))
         tl.store(distance_ptr + user_atom, nearest)
-        if tl.load(step_ptr) == 0:  # programs that find so at the same time store the same
+        if tl.load(step_ptr) == 0:  # programs that find this at the same time store the same value
             tl.store(step_ptr, tl.load(clock_ptr) + 1)
 
 
@@ -78,7 +78,7 @@ def note_contacts(
     distance: Tensor,
     step: Tensor,
 ) -> None:
-    """Note atoms that are too close to a neighbor, without waiting.
+    """Record atoms that are too close to a neighbor, without waiting.
 
     Parameters
     ----------

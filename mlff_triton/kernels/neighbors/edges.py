@@ -125,9 +125,9 @@ def _edges_kernel(
     atoms, ``count[N]``, senders and shifts [N, K], ``needed`` and ``reach`` of the neighbor matrix;
     ``knots[n_knots]`` and ``intervals[n_cells]``. Writes ``slot_end[N]`` and the fields [slots] of
     `Edges` in the first slots of each row, and ``status[N]``. If ``knots`` is None, the position in
-    radial tables is left out. Unless they are None, ``others[N]`` is joined with the status,
-    senders are written as ``names[N]`` calls them, and the status tells of neighbors closer than
-    the sum of two ``limits[N]``.
+    radial tables is left out. If given, ``others[N]`` is joined with the status, ``names[N]`` are
+    the senders to write, and with ``limits[N]``, the status reports neighbors closer than the sum
+    of two of them.
     """
     wait_for_previous(EARLY_LAUNCH)
     atom = tl.program_id(0)
@@ -232,8 +232,8 @@ def edges(
     names : int32 [N], optional
         Name of each sorted atom as a sender.
     limits : float64 [N], optional
-        Length of each atom in the user's order, Å: neighbors closer than the sum of theirs have
-        the status ``CONTACT``.
+        Length of each atom in the user's order, Å: neighbors closer than the sum of their lengths
+        have the status ``CONTACT``.
 
     Returns
     -------

@@ -28,7 +28,7 @@ MAX_CAPACITY = 1024
 def _check(
     positions: Tensor, cell: Tensor, pbc: Tensor, batch: Tensor, radius: float, capacity: int
 ) -> None:
-    """Raise unless the arguments of `build_rows` have the right shapes, dtypes and ranges."""
+    """Check that the arguments of `build_rows` have the right shapes, dtypes and ranges."""
     check_device(positions, cell, pbc, batch)
     check_shape("positions", positions, ["N", 3])
     check_shape("cell", cell, ["B", 3, 3])
@@ -92,7 +92,7 @@ def build_rows(
     Returns
     -------
     NeighborMatrix
-        The same bits for the same input. Atoms are sorted by system, then by position.
+        Equal inputs give the same bits. Atoms are sorted by system, then by position.
 
     Raises
     ------
@@ -133,7 +133,7 @@ def fill_rows(
     shorter: tuple[NeighborMatrix, float] | None = None,
     atoms_per_program: int = 2,
 ) -> None:
-    """Do what `build_rows` does in existing tensors, so that a CUDA graph can.
+    """Do the same as `build_rows` in existing tensors, so that a CUDA graph can capture it.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ def fill_rows(
     radius : float
         Å.
     wanted : int32 [], optional
-        Flag on the GPU. If it is 0, the matrix stays what it is, at little cost.
+        Flag on the GPU. If it is 0, the matrix stays unchanged, at little cost.
     shorter : (NeighborMatrix, float), optional
         Another matrix to fill, from `NeighborMatrix.shorter`, and its smaller radius in Å.
     atoms_per_program : int

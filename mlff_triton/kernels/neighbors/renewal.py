@@ -1,11 +1,11 @@
-"""Positions and cells of a step that nobody has checked, and a test of its neighbor matrix.
+"""Unchecked positions and cells of a step, and a test of its neighbor matrix.
 
 All of this happens on the GPU, so that a program may replace all positions between steps:
 
-- Positions are shifted by whole cells, since the matrix stores shifts of a few cells only.
+- Positions are shifted by whole cells, because the matrix stores only shifts of a few cells.
 - A flag says whether the matrix must be built again; see `mlff_triton.kernels.neighbors.motion`.
-- A system whose cell or positions are unusable keeps its last cell, and its atoms move with that as
-  if they were fixed to it. Thus it does not spoil the matrix, which it shares with other systems.
+- A system whose cell or positions are unusable keeps its last cell, and its atoms move with that
+  cell as if fixed to it. Thus it does not spoil the matrix that it shares with other systems.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from mlff_triton.kernels.neighbors.motion import (
 )
 from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix
 
-WRAP = tl.constexpr(64)  # cells; atoms are shifted by multiples, so that those nearby stay
+WRAP = tl.constexpr(64)  # cells; atoms are shifted by multiples, so that nearby atoms stay
 FARTHEST = tl.constexpr(1 << 20)  # cells, or Å in open directions
-_ROUNDING = tl.constexpr(1e-9)  # Å; edges must not find stale what was found to hold here
+_ROUNDING = tl.constexpr(1e-9)  # Å; edges must not find a matrix stale that was found valid here
 
 
 @triton.jit
@@ -121,7 +121,7 @@ def _check_kernel(
 
 @triton.jit
 def _fractions(position, cell_ptr):
-    """Return the fractional coordinates of atoms, whose cells are at block pointers."""
+    """Return the fractional coordinates of atoms, given block pointers to their cells."""
     ax, ay, az, _ = plane(cell_ptr, 0)
     bx, by, bz, _ = plane(cell_ptr, 1)
     cx, cy, cz, _ = plane(cell_ptr, 2)

@@ -174,11 +174,11 @@ def find_edges(
     radius : float
         Å.
     atoms_per_program : int
-        Atoms that share what they load.
+        Number of atoms that share their loads.
     out : NeighborMatrix
         Its ``count``, ``needed`` and ``reach`` are written.
     wanted : int32 [], optional
-        If given and 0, the matrix keeps what it has.
+        If given and 0, the matrix stays unchanged.
 
     Returns
     -------

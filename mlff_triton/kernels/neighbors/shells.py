@@ -1,8 +1,8 @@
 """Shells of atoms around the own atoms of a part, along the edges of a neighbor matrix.
 
-Own atoms have 0 hops. All others have one hop more than the neighbor with the fewest. Atoms are
+Own atoms have 0 hops. Any other atom has one hop more than its neighbor with the fewest. Atoms are
 sorted by hops, so that those with at most h of them are the first ``rows[h]``, for each h up to the
-number of layers L. So that ``rows`` need not follow every change, they have a reserve, which is
+number of layers L. The ``rows`` have a reserve, so that they need not follow every change. It is
 filled with padding: atoms without edges.
 
 Atoms with more hops follow. They, too, may be padding.
@@ -23,7 +23,7 @@ from torch import Tensor
 from mlff_triton.kernels.types.neighbor_matrix import NeighborMatrix
 
 UNFIT = 1 << 30
-"""Neighbors that an atom seems to need if shells have outgrown their rows."""
+"""Number of neighbors reported as needed if shells have outgrown their rows."""
 
 
 @triton.jit
@@ -48,8 +48,8 @@ def _hop_kernel(
 ):
     """Find the atoms that are h + 1 hops away. Grid: one program per atom.
 
-    Reads ``count[N]`` and ``senders[N, K]``, and updates ``hops[N]``. Other programs may do so
-    meanwhile, but none writes or overwrites an h.
+    Reads ``count[N]`` and ``senders[N, K]``, and updates ``hops[N]``. Other programs may do so at
+    the same time, but none writes or overwrites an h.
     """
     row = tl.program_id(0).to(tl.int64)
     if tl.load(hops_ptr + row) == FAR:
@@ -76,12 +76,12 @@ def _permute_kernel(
     K: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Gather what a matrix has of each atom in another order. Grid: one program per BLOCK atoms.
+    """Gather a matrix's data of atoms in another order. Grid: one program per BLOCK atoms.
 
     Reads the old index ``sorted[N]``, int64, of each atom, the old ``order[N]`` and ``count[N]``,
     and ``needed``. Writes ``order[N]``, ``rank[N]``, ``begin[N]``, ``count[N]``, and the new index
-    ``new_row[N]`` of each atom in the old order. A matrix that is not complete loses all edges, as
-    they might lead to atoms outside the shells that a layer has computed.
+    ``new_row[N]`` of each atom in the old order. An incomplete matrix loses all edges, because they
+    might lead to atoms outside the shells that a layer has computed.
     """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = row < n_rows
@@ -134,7 +134,7 @@ def count_hops(
     found : NeighborMatrix
         Neighbors of the atoms. Own atoms come first in the user's order, and padding last.
     n_own, n_atoms : int32 [1]
-        Number of own atoms, and that of all atoms without padding.
+        Number of own atoms, and number of all atoms without padding.
     n_layers : int
         Number of layers L.
 
@@ -165,7 +165,7 @@ def sort_by_hops(
     out: NeighborMatrix,
     shorter: tuple[NeighborMatrix, NeighborMatrix] | None = None,
 ) -> None:
-    """Sort atoms by hops, and otherwise as they are, without waiting for the GPU.
+    """Sort atoms stably by hops, without waiting for the GPU.
 
     Parameters
     ----------
@@ -177,7 +177,8 @@ def sort_by_hops(
         Rows of the shells of atoms with 0 to L hops, filled up with padding.
     out : NeighborMatrix
         From `renumbered`. Its ``needed`` is `UNFIT` if a shell has more atoms than rows, or if
-        padding does not suffice to fill them. It has no edges then, nor if ``found`` is incomplete.
+        padding does not suffice to fill them. In this case, and if ``found`` is incomplete, it has
+        no edges.
     shorter : (NeighborMatrix, NeighborMatrix), optional
         Neighbors of the same atoms within another radius, and the output for them.
     """
@@ -194,7 +195,7 @@ def sort_by_hops(
 
 
 def _sort(found: NeighborMatrix, order: Tensor, out: NeighborMatrix) -> None:
-    """Write a matrix whose atoms have another order, int64 [N], given its ``needed``."""
+    """Write a matrix with atoms in another order, int64 [N], given its ``needed``."""
     n_rows, new_row = len(order), torch.empty_like(found.order)
     _permute_kernel[(triton.cdiv(n_rows, 256),)](
         order,
@@ -220,8 +221,8 @@ def name_rows(
 ) -> None:
     """Find the row of tensors that each sorted atom has, without waiting for the GPU.
 
-    Own atoms have the rows of their places. Those of other atoms follow the ``n_first`` rows of own
-    atoms and their padding.
+    Own atoms have the rows of their positions in the order. The rows of other atoms follow the
+    ``n_first`` rows of own atoms and their padding.
 
     Parameters
     ----------

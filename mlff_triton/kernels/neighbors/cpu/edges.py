@@ -31,8 +31,8 @@ class Report(NamedTuple):
     slack : float64 [N]
         Distance in Å that the atom may still move while the list remains complete.
     contact : float64 [N]
-        Distance to another atom, minus the lengths of both, in Å, where that is smallest; infinite
-        if all others are far away.
+        Smallest distance to another atom, minus the lengths of both, in Å; infinite if all others
+        are far away.
     """
 
     closest: FloatArray
@@ -41,7 +41,7 @@ class Report(NamedTuple):
 
     @classmethod
     def empty(cls, n_atoms: int) -> Report:
-        """Return a report of atoms that are alone and have not moved."""
+        """Return a report for isolated atoms that have not moved."""
         return cls(*(np.full(n_atoms, np.inf) for _ in cls._fields))
 
 
@@ -95,15 +95,15 @@ def select_edges(
     anchors : float64 [N, 3]
         Positions at that time, deformed with the cell, Å.
     limits : float64 [B]
-        Distance in Å from its anchor that an atom may have before the list becomes incomplete.
+        Largest distance in Å of an atom from its anchor for which the list is complete.
     knots : Knots
         Knots of the radial tables.
     cutoff : float
         Å.
     lengths : float64 [N]
-        Length of each atom in Å: two atoms are too close below the sum of theirs.
+        Length of each atom in Å: two atoms are too close below the sum of their lengths.
     out : Edges
-        From `empty_edges`. Slots that hold no edge keep what they hold.
+        From `empty_edges`. Slots without an edge keep their contents.
     report : Report
         Overwritten.
     """
@@ -117,7 +117,7 @@ def select_edges(
 
 @algebra
 def _vector(positions, i, j, cells, s, shifts, e):
-    """Return the vector of a pair, of which the opposite pair has the opposite one."""
+    """Return the vector of a pair; the opposite pair has exactly the opposite vector."""
     a, b, c = shifts[e, 0], shifts[e, 1], shifts[e, 2]
     tx = a * cells[s, 0, 0] + b * cells[s, 1, 0] + c * cells[s, 2, 0]
     ty = a * cells[s, 0, 1] + b * cells[s, 1, 1] + c * cells[s, 2, 1]

@@ -1,9 +1,9 @@
 """Search for all pairs of atoms within a radius, in any cells.
 
-Atoms are sorted into bins along the lattice vectors, which are as wide as the radius if the system
-is. Atoms of nearby bins are compared. In a small cell, some of these are periodic images of the
-same bin. The results are those of `mlff_triton.neighbors.neighbor_list.find_pairs`, for all systems
-of a batch at once, in a third of its time for water and a tenth for molecules.
+Atoms are sorted into bins along the lattice vectors; bins are as wide as the radius, unless the
+system is smaller. Atoms of nearby bins are compared. In a small cell, some of these are periodic
+images of the same bin. The results are those of `mlff_triton.neighbors.neighbor_list.find_pairs`,
+for all systems of a batch at once, in a third of its time for water and a tenth for molecules.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mlff_triton.kernels.common.cpu.algebra import algebra
 from mlff_triton.kernels.common.cpu.compilation import exact_loop, run
 
 FEWEST_BINS = 64
-"""Number of bins that is allowed for few atoms, too."""
+"""Number of bins that is allowed even for few atoms."""
 MARGIN = 1 + 1e-9
 """Factor of the radius by which bins are found, because their edges are rounded."""
 LEAST = 1e-6
@@ -107,7 +107,7 @@ def search(
     radius : float
         Å.
     n_first : int, optional
-        Number of first atoms of which each pair has one; all by default.
+        If given, each pair has one of the first ``n_first`` atoms; by default, all atoms.
     """
     n_atoms = len(positions)
     system = np.repeat(np.arange(len(cells)), np.diff(system_ptr))
@@ -181,7 +181,7 @@ def _bins(
 
 
 def _bin_counts(wanted: FloatArray, n_atoms: NDArray[np.int32]) -> IntArray:
-    """Return numbers of bins, [B, 3], as wanted unless there would be many more than atoms."""
+    """Return numbers of bins, [B, 3], as wanted unless there would be many more bins than atoms."""
     most = np.maximum(4 * n_atoms, FEWEST_BINS)
     counts = np.maximum(wanted, 1.0)
     while (is_many := np.floor(counts).prod(axis=1) > most).any():
@@ -282,7 +282,7 @@ def _find(
 
 @exact_loop
 def _sort(row_ptr, keys, system, offsets, reach, bits, senders, shifts, first, last):
-    """Sort the keys of each atom by Shell's method, and write what they stand for."""
+    """Sort the keys of each atom by Shell's method, and write their senders and translations."""
     for i in range(first, last):
         s, start, count, gap = system[i], row_ptr[i] + i, row_ptr[i + 1] - row_ptr[i], 1
         while 3 * gap < count:

@@ -16,7 +16,7 @@ def shells(edges: Edges, n_own: int, n_layers: int) -> tuple[Tensor, list[int]]:
     Returns
     -------
     order : int32 [N]
-        Index of each sorted atom. Atoms with as many hops keep their order.
+        Index of each sorted atom. Atoms with equally many hops keep their order.
     rows : list of int
         Number of atoms with at most h hops, for each h up to ``n_layers``.
     """
@@ -33,7 +33,7 @@ def shells(edges: Edges, n_own: int, n_layers: int) -> tuple[Tensor, list[int]]:
 
 
 def sort_edges(edges: Edges, order: Tensor) -> Edges:
-    """Return edges, which stay in their slots, of atoms in another order, int32 [N].
+    """Return the edges in the same slots, for atoms in another order, int32 [N].
 
     The senders of the given edges are overwritten.
     """
