@@ -26,7 +26,7 @@ def triton_obstacle(device: torch.device, *, interpreter: bool = True) -> str | 
     device : torch.device
         Device of the tensors.
     interpreter : bool
-        If True, the interpreter counts, which a CUDA graph cannot capture.
+        If True, the interpreter counts as able to run; a CUDA graph cannot capture it.
     """
     anywhere = launch_anywhere or (interpreter and is_interpreting())
     if device.type != "cuda" and not anywhere:

@@ -1,8 +1,8 @@
 """Small files in the user's cache folder: results that another process can compute again.
 
 The cache never raises. A file that is missing, damaged or foreign counts as absent, and a folder
-that cannot be written stays as it is. The package diskcache does neither: it returns damaged values
-as if they were sound, and raises if its database is damaged.
+that cannot be written stays unchanged. The package diskcache does neither: it returns damaged
+values as if they were sound, and raises if its database is damaged.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def read(kind: str, key: str, root: Path | None = None) -> bytes | None:
     key : str
         Name of the file.
     root : Path, optional
-        Another folder than `folder`.
+        A folder other than `folder`.
     """
     try:
         stored = _path(kind, key, root).read_bytes()

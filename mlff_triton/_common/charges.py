@@ -1,11 +1,11 @@
-"""The total charge that charges of atoms add up to."""
+"""The total charge as the sum of charges of atoms."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 
-NEAR = 0.1  # elementary charges between the sum of partial charges and an integer, at most
+NEAR = 0.1  # largest difference of the sum of partial charges from an integer, elementary charges
 
 
 def sum_of_charges(charges: Iterable[float]) -> int | str:

@@ -1,8 +1,8 @@
-"""Python processes that compile for this one: how they begin, and how both talk.
+"""Python processes that compile for this one: their start, and the communication with them.
 
-They have the paths of their parent and none of its modules, and never use a GPU. They also leave
-PyTorch out, whose import would take longer than what they do. Modules of operators import PyTorch,
-and find objects that have any name and do nothing.
+They have the paths of their parent but none of its modules, and never use a GPU. They do not import
+PyTorch either, which would take longer than their work. Modules of operators import PyTorch, and
+find objects that have any name and do nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HIDDEN = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 def can_start() -> bool:
     """Return True if this process can start others of the same Python.
 
-    Programs that embed Python, and frozen ones, would be started themselves.
+    Programs that embed Python, and frozen programs, would start themselves again.
     """
     name = Path(sys.executable or "").stem.lower()
     return name.startswith("python") and not getattr(sys, "frozen", False)
@@ -46,10 +46,10 @@ def receive(pipe: IO[bytes] | BufferedRWPair[Any, Any]) -> Any:
 
 
 def leave_pytorch_out(version: Mapping[str, str | None] | None = None) -> None:
-    """Let imports of PyTorch and its modules find objects that do nothing, in this process.
+    """Make imports of PyTorch and its modules in this process find objects that do nothing.
 
     Their attributes are classes, which can be called, subclassed and used as decorators. They have
-    no truth value: a module that decides by one fails to be imported, instead of deciding wrongly.
+    no truth value: a module that needs one fails to import instead of deciding wrongly.
 
     Parameters
     ----------

@@ -68,7 +68,7 @@ def record(
     torch.cuda.CUDAGraph
         The graph.
     Result
-        What the function returned during capture; each replay overwrites its tensors.
+        Result of the function during capture; each replay overwrites its tensors.
     """
     current = torch.cuda.current_stream()
     stream = torch.cuda.Stream()
@@ -83,7 +83,7 @@ def record(
 def _make_room(device: torch.device) -> None:
     """Return memory that PyTorch keeps for itself to the GPU, if a capture might lack it.
 
-    A capture cannot reuse what the first run has freed, nor free it, and needs as much.
+    A capture can neither reuse nor free the memory that the first run has freed, and needs as much.
     """
     free, _ = torch.cuda.mem_get_info(device)
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -98,7 +98,7 @@ def is_capturing(x: Tensor) -> bool:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Allow one capture at a time in this process, without garbage collection meanwhile.
+    """Allow one capture at a time in this process, without garbage collection during it.
 
     PyTorch's work before another capture breaks this one, and so does the deletion of a graph.
     """

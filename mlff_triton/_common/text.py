@@ -12,7 +12,7 @@ _SHORT.maxstring = _SHORT.maxother = 80
 
 
 def printable(value: object) -> str:
-    """Return a value as text, with control characters escaped, which could change a terminal."""
+    """Return a value as text; control characters, which could change a terminal, are escaped."""
     text = str(value)
     if text.isprintable():
         return text

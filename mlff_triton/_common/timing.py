@@ -23,7 +23,7 @@ QUANTILES = (0.2, 0.5, 0.8)
 FLUSH_BYTES = 512 << 20  # several times the largest L2 cache; clearing it leaves time to queue
 COPY_BYTES = 1 << 30
 
-COMMIT = "MLFF_TRITON_COMMIT"  # for copies of a checkout, whose git may name another commit
+COMMIT = "MLFF_TRITON_COMMIT"  # for copies of a checkout whose git may name another commit
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _event() -> torch.cuda.Event:
 
 
 def synchronize(device: torch.device | str) -> None:
-    """Wait until a device has finished all its work, as a CPU always has."""
+    """Wait until a device has finished all its work; a CPU always has."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
 

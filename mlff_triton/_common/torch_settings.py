@@ -1,9 +1,9 @@
-"""Computations that do not depend on what their caller has set in PyTorch.
+"""Computations that do not depend on the caller's settings of PyTorch.
 
 Autocast, inference mode and anomaly detection belong to the thread that has set them. The default
 device, the default dtype, the precision of products and the demand for deterministic algorithms
-belong to the process; other threads see them change while a computation of ours runs, if they were
-not those of a new process.
+belong to the process; if they differ from those of a new process, other threads see them change
+while our computation runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _AS_IT_IS: AbstractContextManager[None] = nullcontext()
 def own_settings(
     then: AbstractContextManager[None] = _AS_IT_IS, *, keep_determinism: bool = False
 ) -> AbstractContextManager[None]:
-    """Return a context with the settings of a new process, whatever the caller has set.
+    """Return a context with the settings of a new process, regardless of the caller's settings.
 
     Inside, autocast, inference mode and anomaly detection are off, products of float32
     matrices are in float32, and new tensors are in float32 and on the CPU unless they are given a
@@ -38,12 +38,13 @@ def own_settings(
         Another context, such as a lock, that is entered with these settings.
     keep_determinism : bool
         True to keep the caller's demand for deterministic algorithms. Code that is deterministic by
-        itself does not need it: PyTorch would refuse some of its operators and fill new tensors.
+        itself does not need it, and PyTorch would refuse some of its operators and fill new
+        tensors.
 
     Returns
     -------
     context manager
-        Entering it takes a microsecond where nothing has been set.
+        Entering it takes a microsecond if nothing has been set.
     """
     return then if _is_new(keep_determinism) else _new_settings(then, keep_determinism)
 
@@ -78,14 +79,14 @@ def check_not_transformed() -> None:
 
 @contextmanager
 def kept_random_state() -> Iterator[None]:
-    """Leave PyTorch's random stream of the CPU as it was, whatever is drawn inside."""
+    """Restore PyTorch's random stream of the CPU, whatever is drawn inside."""
     with torch.random.fork_rng(devices=()):
         yield
 
 
 @contextmanager
 def using_threads(count: int | None) -> Iterator[None]:
-    """Have PyTorch use a number of threads in this context; None leaves it as it is."""
+    """Make PyTorch use a number of threads in this context; None leaves it unchanged."""
     before = torch.get_num_threads()
     try:
         if count is not None:
@@ -110,7 +111,7 @@ def _is_new(keep_determinism: bool) -> bool:
 
 
 def _has_function_modes() -> bool:
-    """Return True if a mode sees all calls of PyTorch, as that of the default device does."""
+    """Return True if a mode sees all calls of PyTorch, as the mode of the default device does."""
     return torch._C._len_torch_function_stack() > 0
 
 

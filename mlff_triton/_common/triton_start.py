@@ -32,8 +32,8 @@ def start_triton() -> Event:
 
     Before its first launch Triton hashes its own libraries, hundreds of megabytes, for a key that
     identifies the compiler in the names of cached kernels. This takes 0.3 to 0.7 s. The key is kept
-    in the user's cache folder for as long as none of the files changes, and serves launches until
-    the hash is known in this process too.
+    in the user's cache folder as long as none of the files changes, and serves launches until this
+    process knows the hash, too.
     """
     is_ready = Event()
     Thread(target=_start, args=(is_ready,), name="start-triton", daemon=True).start()
@@ -82,10 +82,10 @@ def find_key(module: ModuleType, is_ready: Event) -> None:
 
 @contextmanager
 def _lent(module: ModuleType, key: bytes) -> Iterator[None]:
-    """Let ``triton_key`` of a module return a key, for all threads, until the block ends.
+    """Make ``triton_key`` of a module return a key, for all threads, until the block ends.
 
-    Triton takes a key from no other place than this function, which computes before it remembers.
-    A function that somebody else has put there meanwhile stays.
+    Triton takes a key only from this function, which computes before it remembers. If other code
+    has replaced the function during the block, the replacement stays.
     """
     own, lent = module.triton_key, key.decode
     module.triton_key = lent  # type: ignore[attr-defined]
@@ -99,8 +99,8 @@ def _lent(module: ModuleType, key: bytes) -> Iterator[None]:
 def _state_of_files(root: Path) -> str:
     """Return a hash of the state of all files in `HASHED`, without reading them.
 
-    Files are recognized by name, size, inode, and the times of their last changes, of which the
-    second cannot be set by a program that unpacks or copies them.
+    Files are recognized by name, size, inode, and the times of their last changes; programs that
+    unpack or copy files cannot set the second of these times.
     """
     digest = hashlib.sha256()
     for path in sorted(_files(root)):
@@ -111,7 +111,7 @@ def _state_of_files(root: Path) -> str:
 
 
 def _files(root: Path) -> Iterator[Path]:
-    """Yield the files in `HASHED` but for bytecode, which changes without its source."""
+    """Yield the files in `HASHED` except for bytecode, which changes without its source."""
     for part in HASHED:
         path = root / part
         found = [path] if path.is_file() else path.rglob("*")

@@ -118,7 +118,7 @@ def embed_files(
         raise InputError(f"embeddings need transformers: {install('bio')}")
     next(
         read_records(source, allow_empty=True)
-    )  # what cannot be read is refused before a model is loaded
+    )  # files that cannot be read are refused before a model is loaded
     job = Job(
         lambda: tasks_of(source),
         Embedding(name, precision, per_residue),
@@ -186,7 +186,7 @@ class Embedding:
         return self._done(records, [None] * len(records), [reason] * len(records), width)
 
     def merged(self, payloads: Sequence[bytes]) -> bytes:
-        """Return the embeddings of parts as those of their task."""
+        """Join the embeddings of parts into those of their task."""
         return concatenated(payloads)
 
     def _done(
@@ -249,7 +249,7 @@ class Encoder(NamedTuple):
     symbols : frozenset of str
         Letters that the tokenizer knows as residues.
     longest : int or None
-        Most tokens of a sequence, if positions have a table.
+        Largest number of tokens of a sequence, if positions have a table.
     width : int
         Channels C of an embedding.
     """
@@ -299,7 +299,7 @@ class Encoder(NamedTuple):
         return encoder
 
     def check(self, name: str) -> None:
-        """Raise unless the model embeds each residue of a short protein.
+        """Check that the model embeds each residue of a short protein.
 
         Raises
         ------
@@ -367,13 +367,13 @@ class Encoder(NamedTuple):
                 found[k] = row
 
     def _text(self, sequence: str) -> str:
-        """Return a sequence as the tokenizer takes it."""
+        """Return a sequence in the form that the tokenizer takes."""
         return " ".join(sequence) if self.spaced else sequence
 
     def _rows(self, texts: list[str]) -> list[Embedded]:
         """Return the last hidden states of residues.
 
-        Padding stays on the device, and all numbers are looked at there.
+        Padding stays on the device, and all numbers are checked there.
         """
         given = self.tokenizer(
             [self._text(text) for text in texts],

@@ -64,8 +64,8 @@ def accelerate(
         later), with any head, ESM-2 of fair-esm, Enformer, AlphaGenome, ProteinMPNN, DiffDock,
         DualBind or the blocks of Boltz, OpenFold3 or Protenix. Changed in place.
     precision : {"fp16", "bf16", "fp32"}, optional
-        Dtype of the computation; by default that of the parameters. The dtypes of the parameters
-        and of the outputs do not change.
+        Dtype of the computation; by default, the dtype of the parameters. The dtypes of the
+        parameters and of the outputs do not change.
     cuda_graph : bool or "auto"
         If True, capture a CUDA graph for every shape that occurs again, and replay it. "auto"
         excludes batches that are too large to gain anything.
@@ -128,7 +128,7 @@ def accelerate(
 
 
 def _warn_of_rest(model: nn.Module) -> None:
-    """Warn if a good part of the computation stays as it is."""
+    """Warn if a large part of the computation is not accelerated."""
     rest = _rest(model)
     share = sum(rest.values()) / max(_n_weights(model), 1)
     if share > _SMALL_REST:
@@ -181,7 +181,7 @@ def _refuse_wrapped(model: nn.Module) -> None:
 
 
 def _replacements(model: nn.Module) -> list[Replacement]:
-    """Return the replacements of all modules, also of those that others have wrapped since."""
+    """Return the replacements of all modules, including those that others have wrapped since."""
     return [found for found in map(replacement_of, model.modules()) if found is not None]
 
 
@@ -248,9 +248,9 @@ def restore(model: Model) -> Model:
 def refresh(model: Model) -> Model:
     """Make an accelerated model read its weights again at the next call.
 
-    This is needed after changes that PyTorch does not count: those in place of
-    ``parameter.data``, and those within ``torch.inference_mode()`` of parameters that were made
-    there. `accelerate` notices all others.
+    This is needed after changes that PyTorch does not count: changes of ``parameter.data`` in
+    place, and changes within ``torch.inference_mode()`` of parameters that were made there.
+    `accelerate` notices all others.
 
     Parameters
     ----------
@@ -348,7 +348,7 @@ class Report(list[Part]):
 
 
 def report(model: nn.Module) -> Report:
-    """List the modules that `accelerate` replaced, what computes instead, and any fallbacks.
+    """List the modules that `accelerate` replaced, their replacements, and any fallbacks.
 
     Modules that it did not replace are the ``rest`` of the `Report`.
     """

@@ -1,4 +1,4 @@
-"""Energies, forces and virials of dispersion, and the pairs that they count."""
+"""Energies, forces and virials of dispersion, and the range of pairs that count."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Contribution:
     virial : float64 [B, 3, 3]
         ``dE/dstrain`` in eV.
     atom_energies : float64 [N] or None
-        Energy of each atom in eV, half of that of its pairs, if it was asked for.
+        Energy of each atom in eV, half of the energy of its pairs, if requested.
     """
 
     energy: FloatArray
@@ -46,7 +46,7 @@ class Contribution:
         virial: FloatArray,
         atom_energies: FloatArray | None,
     ) -> Contribution:
-        """Convert from Hartree and Bohr; the gradient [N, 3] is that by positions."""
+        """Convert from Hartree and Bohr; the gradient [N, 3] is by positions."""
         of_atoms = None if atom_energies is None else HARTREE * atom_energies
         symmetric = (virial + virial.transpose(0, 2, 1)) / 2
         return cls(HARTREE * energy, -HARTREE / BOHR * gradient, HARTREE * symmetric, of_atoms)

@@ -1,4 +1,4 @@
-"""A dispersion correction of the results of a model, by the library that suits the device."""
+"""A dispersion correction to a model's results, by the library that suits the device."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from mlff_triton.model.prediction import Prediction
 ON_CPU, ON_GPU = "dftd3", "nvalchemi-toolkit-ops"
 IN_SIMULATIONS = "dispersion is not in the engine's own steps: each passes through the host"
 HEAVIEST = 103
-"""Atomic number of the last element that D3 has data of, lawrencium."""
+"""Atomic number of lawrencium, the last element for which D3 has data."""
 
 
 class Dispersion:
     """A D3(BJ) correction, which is added to the results of a model.
 
-    It has no term of three bodies. Pairs count up to 40 Bohr (21.2 Å), and fade out over the last 5
-    Bohr. For models in float32 on an NVIDIA GPU, nvalchemi-toolkit-ops computes it there. All else
-    s-dftd3 computes on the CPU in float64: also structures with one of the twelve actinides that
-    have more reference structures than the other library takes.
+    It has no three-body term. Pairs count up to 40 Bohr (21.2 Å), and fade out over the last 5
+    Bohr. For models in float32 on an NVIDIA GPU, nvalchemi-toolkit-ops computes it there.
+    Everything else is computed by s-dftd3 on the CPU in float64, including structures with one of
+    the twelve actinides that have more reference structures than the other library takes.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class Dispersion:
         Raises
         ------
         InputError
-            If there is an element that D3 has no data of, or too many pairs.
+            If D3 has no data for an element, or there are too many pairs.
         DeviceMemoryError
             If the GPU has too little memory.
         """

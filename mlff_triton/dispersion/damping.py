@@ -14,7 +14,7 @@ from mlff_triton.errors import InputError
 SCHEME = "d3bj"
 FORM = f"{SCHEME}:FUNCTIONAL, such as {SCHEME}:pbe"
 COMPOSITE = ("b973c", "hf3c", "hf3cv", "pbeh3c")
-"""Methods whose energy has further corrections, of the basis set and of three bodies."""
+"""Methods whose energy has further corrections, for the basis set and three bodies."""
 ALIASES = {
     "b1p86": "b1p",
     "b3lyp5": "b3lyp",
@@ -126,5 +126,5 @@ def dampings() -> dict[str, Damping]:
 
 
 def _plain(name: str) -> str:
-    """Return the name of a functional without case and marks, which spellings differ in."""
+    """Return the name of a functional in lower case, without marks in which spellings differ."""
     return re.sub(r"[-_/\s]", "", name.lower())

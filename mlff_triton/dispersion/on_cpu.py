@@ -90,7 +90,7 @@ def _enclosing(
 ) -> tuple[FloatArray, FloatArray]:
     """Return a cell that holds all atoms in its open directions, and positions inside of it.
 
-    s-dftd3 wraps atoms into the cell in open directions as well, which would tear a slab apart.
+    s-dftd3 also wraps atoms into the cell in open directions, which would tear a slab apart.
     """
     cell, positions = cell.copy(), positions.copy()
     for row in np.flatnonzero(~pbc):

@@ -1,8 +1,8 @@
 """Dispersion on NVIDIA GPUs, by the D3 of NVIDIA ALCHEMI Toolkit-Ops (nvalchemi-toolkit-ops).
 
 Distances are computed in float64, everything else in float32, with the energies of atoms added up
-in float64. Elements have at most five reference coordination numbers there. The reference data are
-those of tad-dftd3, which are those of s-dftd3.
+in float64. The library allows at most five reference coordination numbers per element. The
+reference data come from tad-dftd3, and equal those of s-dftd3.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def _terms(
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return energies [N], the gradient [N, 3] and virials [N, 3, 3] of atoms in atomic units.
 
-    Each atom is a system of its own to the library. So no sums are made there in an order that
-    changes, and the bits of results are always the same.
+    Each atom is a separate system for the library, so the library makes no sums in a varying order,
+    and results always have the same bits.
     """
     pairs, n_atoms = find_pairs(batch, device), len(batch.numbers)
     energies, forces, _, virials = dftd3(

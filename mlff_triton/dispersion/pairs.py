@@ -86,9 +86,9 @@ def find_pairs(batch: Batch, device: torch.device) -> PairList:
 
 
 def _within_cutoff(own: Tensor, moved: Tensor, start: int) -> Tensor:
-    """Return which images are within the cutoff of which atoms, bool; no atom pairs with itself.
+    """Return True for images within the cutoff of an atom, bool; no atom pairs with itself.
 
-    The first images are the atoms themselves, of which ``own`` begins at ``start``.
+    The first images are the atoms themselves; ``own`` begins at ``start`` among them.
     """
     squares = torch.zeros((len(own), len(moved)), dtype=own.dtype, device=own.device)
     for axis in range(3):
@@ -106,7 +106,7 @@ def _wrapped(points: FloatArray, box: Box) -> FloatArray:
 def _images(own: Tensor, box: Box) -> tuple[Tensor, Tensor]:
     """Return the atom, int64 [M], and the lattice translation, float64 [M, 3], of each image.
 
-    All images within the cutoff of any atom are among them. The atoms themselves come first.
+    They include all images within the cutoff of any atom. The atoms themselves come first.
     """
     inverse = np.linalg.inv(box.cell)
     reach = CUTOFF * np.linalg.norm(inverse, axis=0)  # in fractional coordinates

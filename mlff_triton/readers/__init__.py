@@ -1,7 +1,7 @@
-"""Readers of structure files: every record of every file, without loading it as a whole.
+"""Readers of structure files, record by record, without loading a file as a whole.
 
-`FORMATS` are text formats whose records are told apart before they are parsed, so that a damaged
-record affects no other one, and workers can parse. ASE reads all other formats.
+`FORMATS` are text formats whose records are separated before they are parsed, so that a damaged
+record affects no other, and workers can parse. ASE reads all other formats.
 """
 
 from mlff_triton.readers.files import (

@@ -1,4 +1,4 @@
-"""Numbers of atoms that files announce, for which ASE takes memory before it reads the atoms."""
+"""Numbers of atoms announced by files; ASE allocates memory for them before reading any atom."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COUNTS = {
     "lammps-dump-text": re.compile(rb"NUMBER OF ATOMS[^\n]*\n\s*(\d+)"),
     "xsf": re.compile(rb"(?:(?:PRIM|CONV)COORD[^\n]*\n\s*|ANIMSTEPS\s+)(\d+)"),
 }
-"""Numbers that are below the size of a file in bytes, by ASE's names of formats."""
+"""Numbers that must be below the size of a file in bytes, by ASE's names of formats."""
 
 
 def check_size(path: Path) -> None:

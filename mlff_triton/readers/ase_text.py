@@ -9,7 +9,7 @@ from ase import Atoms
 
 
 def structure_of(text: bytes, name: str) -> Atoms:
-    """Return the structure of a text in the format that ASE calls by a name."""
+    """Return the structure of a text in a format, given by ASE's name."""
     file = io.BytesIO(text) if name == "cif" else io.StringIO(text.decode(errors="replace"))
     images = ase.io.read(file, ":", format=name)
     if not isinstance(images, list) or len(images) != 1:

@@ -15,7 +15,7 @@ from mlff_triton.readers.ase_text import structure_of
 from mlff_triton.readers.lines import checked_size, lines_of
 
 CHARGES = re.compile(rb"_atom_site_(\w+_)?charge\b", re.IGNORECASE)
-"""Columns of partial charges, which have no name in the standard."""
+"""Columns of partial charges, which the standard does not name."""
 FULL = 0.005  # an occupancy is full if it differs from 1 by less
 
 
@@ -43,7 +43,7 @@ def _has_atoms(lines: list[bytes]) -> bool:
 
 
 def _refuse_disorder(atoms: Atoms) -> None:
-    """Refuse sites that are empty or taken by another element in a part of all cells."""
+    """Refuse sites that are empty, or occupied by another element, in some of the cells."""
     for site in atoms.info.get("occupancy", {}).values():
         for symbol, share in site.items():
             if isinstance(share, (int, float)) and abs(share - 1) > FULL:
@@ -54,7 +54,7 @@ def _refuse_disorder(atoms: Atoms) -> None:
 
 
 def parse(text: bytes) -> Atoms:
-    """Return the structure of a block, whose name is its title."""
+    """Return the structure of a block; the block's name is its title."""
     if b"_atom_site.cartn_x" in text.lower():
         raise ValueError("this is an mmCIF file, which is not read: convert it to PDB")
     atoms = structure_of(text, "cif")

@@ -1,4 +1,4 @@
-"""Elements and total charges as files name them."""
+"""Elements and total charges as given in files."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Frame(NamedTuple):
 
 
 def name_of_frame(source: str | Path) -> FrameName:
-    """Divide ``traj.xyz@3`` into file and frame, unless there is a file of the whole name."""
+    """Split ``traj.xyz@3`` into file and frame, unless a file has the whole name."""
     match = FRAME.fullmatch(str(source))
     if match is None or find_file(source) is not None:
         return FrameName(Path(source), None)
@@ -62,7 +62,7 @@ def name_of_frame(source: str | Path) -> FrameName:
 
 
 def texts_of(path: Path, kind: Format) -> Iterator[bytes]:
-    """Yield the texts of all records of a file, which may be compressed.
+    """Yield the texts of all records of a file; the file may be compressed.
 
     Raises
     ------
@@ -87,7 +87,7 @@ def texts_of(path: Path, kind: Format) -> Iterator[bytes]:
 def frames_of(path: Path, *, with_results: bool = False) -> Iterator[Atoms | str]:
     """Yield the structure of each frame of a file, or why it cannot be read.
 
-    Structures of formats that ASE reads have no results, unless these are wanted.
+    Structures of formats that ASE reads have results only if these are wanted.
 
     Raises
     ------

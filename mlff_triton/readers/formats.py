@@ -1,4 +1,4 @@
-"""Formats whose records are told apart before they are parsed, and suffixes of structure files."""
+"""Formats whose records are separated before they are parsed, and suffixes of structure files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mlff_triton._common.text import first_line
 from mlff_triton.readers import cif, gen, gro, mol2, pdb, sdf, xyz
 
 COMPRESSED = (".gz", ".bz2", ".xz")
-OTHERS = (  # those of ASE's formats that hold structures; json is that of its databases
+OTHERS = (  # suffixes of ASE's formats that hold structures; json is the suffix of its databases
     *(".traj", ".db", ".vasp", ".poscar", ".xsf", ".axsf", ".cube", ".lammpstrj", ".con"),
     *(".cfg", ".xsd", ".xtd", ".car", ".arc", ".gjf", ".com", ".res", ".g96", ".cjson", ".json"),
 )
@@ -34,11 +34,11 @@ class Format:
     suffixes : tuple of str
         Suffixes of its files.
     split : callable
-        Yields the text of each record of an open file, a few of them at a time.
+        Yields the text of each record of an open file, a few records at a time.
     parse : callable
         Returns the structure of a text. Errors are of any class.
     is_trajectory : bool
-        True if records are steps of one system, of which the last one counts.
+        True if records are steps of one system; the last one counts.
     parse_many : callable, optional
         Returns the structures of many texts, faster than one by one.
     """
@@ -51,7 +51,7 @@ class Format:
     parse_many: Callable[[list[bytes]], list[Atoms]] | None = None
 
     def structures(self, texts: Sequence[bytes]) -> list[Atoms | str]:
-        """Return the structure of each text, or one line that says why there is none."""
+        """Return the structure of each text, or one line that says why it has none."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings about fields that are not used here
             if self.parse_many is not None and len(texts) > 1:
@@ -85,7 +85,7 @@ FORMATS = {
 
 
 def _suffix(path: Path) -> str:
-    """Return the suffix of a file's name before that of its compression, in lower case."""
+    """Return the suffix of a file's name, without that of its compression, in lower case."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSED:
         suffixes.pop()
@@ -99,7 +99,7 @@ def find_format(path: Path) -> Format | None:
 
 
 def is_structure_file(path: Path) -> bool:
-    """Return True if the name of a file says that it holds structures, and nothing else."""
+    """Return True if the name of a file says that it holds only structures."""
     if path.name.startswith("."):
         return False
     if find_format(path) is not None:

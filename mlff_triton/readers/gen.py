@@ -1,4 +1,4 @@
-"""Structures of GEN files (DFTB+), of which several may follow one another."""
+"""Structures of GEN files (DFTB+); a file may have several."""
 
 from __future__ import annotations
 

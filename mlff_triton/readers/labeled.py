@@ -1,4 +1,4 @@
-"""Structures with what a file says about them: energies, forces, and other values by name."""
+"""Structures with their values in a file: energies, forces, and other values by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of text files, of bounded length, and the error of a file that cannot be divided."""
+"""Lines of text files with bounded length, and the error for a file that cannot be divided."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def announced_count(head: bytes, record: int) -> int:
 
 
 def checked_size(lines: list[bytes], size: int, record: int) -> int:
-    """Return the size of a record with its last line, or refuse one that never ends."""
+    """Return the size of a record with its last line, or refuse a record that never ends."""
     size += len(lines[-1]) if lines else 0
     if size > MOST_TEXT:
         raise DividingError(f"frame {record} has more than {MOST_TEXT >> 20} MB")
@@ -59,7 +59,7 @@ def checked_size(lines: list[bytes], size: int, record: int) -> int:
 
 
 def text_lines(text: bytes) -> list[str]:
-    """Return the lines of a text, in UTF-8 or, where they are not, in Latin-1."""
+    """Return the lines of a text, decoded as UTF-8 or, if that fails, as Latin-1."""
     try:
         whole = text.decode("utf-8-sig")
     except UnicodeDecodeError:

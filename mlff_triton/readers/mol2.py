@@ -47,7 +47,7 @@ def split(file: IO[bytes]) -> Iterator[bytes]:
 def parse(text: bytes) -> Atoms:
     """Return a molecule. Its name is its title.
 
-    The total charge is that of formal charges in a section UNITY_ATOM_ATTR. Otherwise, it is the
+    The total charge is the sum of formal charges in a section UNITY_ATOM_ATTR. Otherwise, it is the
     sum of partial charges, unless the molecule says that it has none. A sum that is not near an
     integer takes the place of the charge, which is refused later unless the user gives another.
     """
@@ -98,7 +98,7 @@ def _element(kind: str, atom: int) -> int:
 
 
 def _charge(sections: dict[str, list[str]], rows: list[list[str]]) -> int | str:
-    """Return the total charge, or words for a sum of partial charges that is not near one."""
+    """Return the total charge, or words for a sum of partial charges far from any integer."""
     attributes = sections.get("UNITY_ATOM_ATTR", [])
     formal = [line.split() for line in attributes if line.split()[:1] == ["charge"]]
     if formal:

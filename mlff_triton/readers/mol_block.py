@@ -45,7 +45,7 @@ def parse_block(lines: list[str]) -> Block:
     Raises
     ------
     ValueError
-        If it is damaged, or holds something else than atoms of elements.
+        If it is damaged, or holds anything other than atoms of elements.
     """
     if len(lines) < 5:
         raise ValueError("the record is empty: it lacks its three header lines and its counts")
@@ -77,7 +77,7 @@ def _v2000(counts: str, lines: list[str]) -> Block:
 
 
 def _bonds(rows: Iterable[list[str]]) -> Iterator[tuple[int, int, float]]:
-    """Yield bonds from rows of two atoms and a type, without those that are damaged."""
+    """Yield bonds from rows of two atoms and a type; damaged rows are skipped."""
     for row in rows:
         if all(word.strip().isdigit() for word in row):
             first, second, kind = map(int, row)
@@ -197,7 +197,7 @@ def _option(options: dict[str, str], name: str, atom: int) -> int:
 
 
 def _joined(lines: list[str]) -> Iterator[list[str]]:
-    """Yield the words of V3000 lines, whose last character may say that the next one continues."""
+    """Yield the words of V3000 lines; the last character of a line may continue it on the next."""
     text = ""
     for line in lines:
         if not line.startswith(V30):

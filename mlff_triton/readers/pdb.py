@@ -19,8 +19,8 @@ AMINO_ACIDS = "ALA ARG ASN ASP CYS GLN GLU GLY HIS ILE LEU LYS MET PHE PRO SER T
 VARIANTS = "ASH CYM CYX GLH HID HIE HIP LYN ACE NME NMA NH2 HOH WAT TIP SOL"
 BASES = "A C G U T DA DC DG DT DU"
 RESIDUES = frozenset(f"{AMINO_ACIDS} {VARIANTS} {BASES}".split())
-"""Residues of hydrogen, carbon, nitrogen, oxygen, sulfur and phosphorus alone."""
-IONS = {"SOD": "Na", "POT": "K", "CES": "Cs"}  # names of CHARMM that begin otherwise
+"""Residues with only hydrogen, carbon, nitrogen, oxygen, sulfur and phosphorus."""
+IONS = {"SOD": "Na", "POT": "K", "CES": "Cs"}  # names of CHARMM that begin differently
 OF_LIGANDS = ("Cl", "Br", "Si", "Se")  # whose names begin like those of other elements
 CHARGE = re.compile(r"(?:(\d)([+-])|([+-])(\d))")
 
@@ -56,7 +56,7 @@ def split(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def parse(text: bytes) -> Atoms:
-    """Return the structure of a model, whose charge is the sum of columns 79 and 80.
+    """Return the structure of a model; its charge is the sum of columns 79 and 80.
 
     Raises
     ------
@@ -84,7 +84,7 @@ def parse(text: bytes) -> Atoms:
 
 
 def _refuse_alternates(rows: list[str]) -> None:
-    """Refuse an atom that stands in a model several times, with different letters in column 17."""
+    """Refuse an atom that occurs in a model several times, with different letters in column 17."""
     letters: dict[tuple[str, str, str], str] = {}
     for atom, line in enumerate(rows):
         key = line[12:16], line[21:22], line[22:27]
@@ -100,8 +100,8 @@ def _refuse_alternates(rows: list[str]) -> None:
 def _symbol(line: str, atom: int) -> str:
     """Return the element of an atom, from columns 77 and 78 or, in many files, from its name.
 
-    The name of an element of two letters begins in column 13, and that of others in column 14, if
-    it has less than four letters. Residues of proteins and nucleic acids have no such elements.
+    A name begins in column 13 if the element has two letters, and otherwise in column 14, if the
+    name has fewer than four letters. Residues of proteins and nucleic acids have no such elements.
     """
     given, name = line[76:78].strip().capitalize(), line[12:16]
     if given in HYDROGEN or atomic_numbers.get(given, 0):
@@ -127,7 +127,7 @@ def _symbol(line: str, atom: int) -> str:
 def _charge(rows: list[str]) -> int | str | None:
     """Return the sum of formal charges, None if there are none, or the text that is not one.
 
-    In old files, columns 73 to 80 name the file, and no element stands in columns 77 and 78.
+    In old files, columns 73 to 80 name the file, and columns 77 and 78 hold no element.
     """
     total, is_given = 0, False
     for atom, line in enumerate(rows):

@@ -81,8 +81,8 @@ def parse(text: bytes) -> Atoms:
 def _refuse_drawing(block: Block, header: str) -> None:
     """Refuse a drawing in a plane, whose bonds have no lengths in Å.
 
-    Some programs do not call it one. Then a carbon atom in the plane that has hydrogen atoms, none
-    of which is listed, or that has four neighbors, tells it from a molecule that is planar.
+    Some programs do not call it one. A carbon atom in the plane with unlisted hydrogen atoms or
+    with four neighbors then distinguishes it from a planar molecule.
     """
     kind = header[DIMENSION].upper()
     if not block.numbers or any(z for _, _, z in block.positions):
@@ -107,7 +107,7 @@ def _has_flat_carbon(block: Block) -> bool:
 def _info(title: str, fields: list[tuple[str, str]], charges: list[int]) -> dict[str, Any]:
     """Return title, data fields and charge under different names.
 
-    Formal charges count. Where there are none, a field named "charge" does.
+    Formal charges count. Without them, a field named "charge" counts.
     """
     info: dict[str, Any] = {TITLE: title} if title else {}
     is_formal = any(charges)
@@ -119,7 +119,7 @@ def _info(title: str, fields: list[tuple[str, str]], charges: list[int]) -> dict
             charge = value if charge is None else charge
             if value == charge:
                 continue
-            key = "total_charge"  # is warned of, as it contradicts the other one
+            key = "total_charge"  # causes a warning, because it contradicts the other one
         while key in info:
             key += "_"
         info[key] = value

@@ -1,7 +1,7 @@
 """Frames of XYZ and extended XYZ files, as ASE reads them.
 
-Frames whose columns are the symbol, the position and other real numbers, as of nearly all files,
-are parsed here in a fraction of the time. ASE parses all others, and finds what is wrong with them.
+Frames with columns for the symbol, the position and other real numbers, as in nearly all files, are
+parsed here in a fraction of the time. ASE parses all others, and finds what is wrong with them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def parse(text: bytes) -> Atoms:
 
 
 def parse_many(texts: list[bytes]) -> list[Atoms]:
-    """Return the structures of frames, which ASE parses faster together."""
+    """Return the structures of frames; ASE parses several frames faster together."""
     images = [_parsed(text) for text in texts]
     others = [text for text, image in zip(texts, images, strict=True) if image is None]
     read = iter(_parsed_by_ase(others) if others else ())
@@ -109,7 +109,7 @@ def _parsed(text: bytes) -> Atoms | None:
 def _structure(
     numbers: list[int], values: np.ndarray, info: dict[str, Any], columns: dict[str, int]
 ) -> Atoms:
-    """Return the structure of what a frame holds."""
+    """Return the structure of a parsed frame."""
     cell = info.pop("Lattice", None)
     pbc = info.pop("pbc", None if cell is None else [True, True, True])
     cell = None if cell is None else cell.T
@@ -159,7 +159,7 @@ def _columns(properties: str) -> dict[str, int]:
 
 
 def _check_columns(text: bytes) -> None:
-    """Refuse a comment that announces more columns than there are, for which ASE takes memory."""
+    """Refuse a comment that announces too many columns; ASE allocates memory for them."""
     first = text.find(b"\n") + 1
     last = text.find(b"\n", first)
     comment = text[first:last]

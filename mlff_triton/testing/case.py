@@ -31,8 +31,8 @@ class Case:
     make_calculator : callable
         Function that returns a new calculator of the same potential at every call.
     atoms : ase.Atoms
-        The structure, of which checks make copies. A demanding one has several elements, no
-        symmetry, and forces of about 1 eV/Å.
+        The structure; checks make copies of it. A demanding one has several elements, no symmetry,
+        and forces of about 1 eV/Å.
     dtype : {"float64", "float32"}
         Precision of the calculator.
     cutoff : float, optional
@@ -51,7 +51,7 @@ class Case:
     def assert_same(self, actual: Results, expected: Results) -> None:
         """Assert that two results for the same number of atoms agree to the dtype's tolerance.
 
-        Errors are relative to the largest value, or to 1 eV per atom and 1 eV/Å if that is larger.
+        Errors are relative to the largest value, but at least to 1 eV per atom and 1 eV/Å.
         """
         n_atoms = len(self.atoms)
         floors = {"energy": n_atoms, "free_energy": n_atoms}

@@ -130,7 +130,7 @@ def stress_needs_a_cell(case: Case) -> None:
 
 @check
 def atom_energies_add_up(case: Case) -> None:
-    """Expect one energy per atom, which add up to the energy."""
+    """Expect one energy per atom; these must add up to the energy."""
     require_property(case, "energies")
     results = case.results(case.atoms.copy())
     shape = results["energies"].shape
@@ -328,7 +328,7 @@ def atoms_are_not_modified(case: Case) -> None:
 
 @check
 def settings_of_the_caller_change_nothing(case: Case) -> None:
-    """Expect the same bits whatever the caller has set in PyTorch, such as autocast.
+    """Expect the same bits under any settings of PyTorch by the caller, such as autocast.
 
     A calculator that was made under a setting must also work without it.
     """

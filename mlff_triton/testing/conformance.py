@@ -59,7 +59,7 @@ def check_calculator(
     Raises
     ------
     ConformanceError
-        If any check fails. Its ``failures`` list all that do.
+        If any check fails. Its ``failures`` list all failed checks.
     InputError
         If ``dtype`` or a name in ``skip`` is unknown.
 

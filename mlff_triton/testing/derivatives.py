@@ -1,4 +1,4 @@
-"""Forces and stress from finite differences of the energy, to compare analytic ones with."""
+"""Forces and stress from finite differences of the energy, for comparison with analytic ones."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Launch:
 def recorded_launches() -> Iterator[list[Launch]]:
     """Collect launches with tensors on any device instead of running them.
 
-    Launches of all threads are collected, so no other thread may need results meanwhile.
+    Launches of all threads are collected, so no other thread may need results during this.
 
     Yields
     ------
@@ -152,7 +152,7 @@ def compile_distinct(
 
 
 def _largest(sources: list[ASTSource]) -> Iterable[ASTSource]:
-    """Return the largest source of each kernel, and of those with a type or word in common."""
+    """Return the largest source of each kernel, and of its sources that share a type or word."""
     chosen: dict[tuple[object, ...], ASTSource] = {}
     for source in sorted(sources, key=_size):
         types = re.findall(r"\b(?:fp|bf)\d+\w*", " ".join(map(str, source.signature.values())))
@@ -167,7 +167,7 @@ def _size(source: ASTSource) -> int:
 
 @contextmanager
 def _choices_for(target: str) -> Iterator[None]:
-    """Let launchers choose as on that GPU, by vendor, shared memory and capabilities."""
+    """Make launchers choose as on a given GPU, by vendor, shared memory and capabilities."""
     gpu, shared_memory = TARGETS[target]
     hip = "6" if gpu.backend == "hip" else None
     early = gpu.backend == "cuda" and gpu.arch >= 90

@@ -1,4 +1,4 @@
-"""Settings of PyTorch that callers change, and that must not change results of a calculator."""
+"""Settings of PyTorch that callers may change without changing a calculator's results."""
 
 from __future__ import annotations
 

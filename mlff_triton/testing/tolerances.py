@@ -51,7 +51,7 @@ def tolerance(order: int, dtype: str | torch.dtype = "float64") -> float:
 
 
 def dtype_name(dtype: str | torch.dtype) -> str:
-    """Return the name of a dtype in the tables, or raise `InputError` if it is not there."""
+    """Return the name of a dtype in the tables, or raise `InputError` if it is missing."""
     name = str(dtype).removeprefix("torch.")
     if name not in TOLERANCES:
         raise InputError(f"there are tolerances for {', '.join(TOLERANCES)}, not for {name}")

@@ -53,8 +53,8 @@ def accelerate(model: Model, backend: str = "auto") -> Model:
     Raises
     ------
     UnsupportedModelError
-        If the model contains neither network, or one that was modified or is neither float32 nor
-        float64. The model is left unchanged.
+        If the model contains neither network, or a network that was modified or is neither float32
+        nor float64. The model is left unchanged.
     BackendError
         If the backend is not "torch", and the model is not on a GPU or Triton is missing.
     InputError
@@ -180,7 +180,7 @@ def _networks(model: nn.Module) -> list[Any]:
 
 
 def _coulomb_heads(model: nn.Module) -> list[Any]:
-    """List the heads with a Coulomb energy that can be replaced; others stay as they are."""
+    """List the heads with a Coulomb energy that can be replaced; others stay unchanged."""
     if "torchmdnet.models.output_modules" not in sys.modules:
         return []
     from torchmdnet.models.output_modules import ScalarPlusWeightedCoulomb
@@ -192,7 +192,7 @@ def _coulomb_heads(model: nn.Module) -> list[Any]:
 
 
 def _check(network: Any) -> None:
-    """Raise unless a network's forward pass is TorchMD-NET's own, in a supported dtype."""
+    """Check that a network's forward pass is TorchMD-NET's own, in a supported dtype."""
     from torchmdnet.models.utils import act_class_mapping
 
     kind = type(network)

@@ -58,7 +58,7 @@ class PatchedCoulomb(ScalarPlusWeightedCoulomb):
     def _pairs(
         self, pos: Tensor, batch: Tensor, box: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return both atoms, the distance in Å, and what is filler of each pair, [P] each."""
+        """Return both atoms, the distance in Å, and True for filler, of each pair, [P] each."""
         if self.cutoff is None:
             capturing = pos.is_cuda and torch.cuda.is_current_stream_capturing()
             if not (capturing or torch.compiler.is_compiling()):

@@ -52,10 +52,10 @@ class Edges:
     pairs : int64 [E]
         Pair of each edge, from 1 on, which opposite edges share; 0 for all self-loops.
     pair_distances : [P]
-        Length of each pair in Å, the first of which is 0. With static shapes, the last ones may
+        Length of each pair in Å, the first of which is 0. With static shapes, the last lengths may
         belong to no pair.
     n_pairs : int64 [] or None
-        Number of pairs that exist, and pair 0; None without static shapes.
+        Number of existing pairs, including pair 0; None without static shapes.
     """
 
     row_ptr: Tensor
@@ -144,7 +144,7 @@ def _number_pairs(
     Returns the pair of each edge, one edge of each pair, and the last pair.
 
     Pairs are counted from 1 in the order of their first edges, and 0 are self-loops. There are as
-    many pairs as if nothing was filler; the edges of those that do not exist are any.
+    many pairs as if nothing were filler; pairs that do not exist have arbitrary edges.
     """
     first = receivers < senders
     count = first.cumsum(0)

@@ -81,7 +81,7 @@ class PatchedTensorNet2(TensorNet2):
     def _count_systems(self, batch: Tensor, q: Tensor | None) -> int:
         """Count the systems. Without charges, the host waits for the device, except in a capture.
 
-        A captured batch keeps the number of systems of the last batch before.
+        A captured batch keeps the number of systems of the batch before it.
         """
         if q is not None:
             return len(q)
@@ -98,14 +98,14 @@ class PatchedTensorNet2(TensorNet2):
         batch: Tensor,
         n_systems: int,
     ) -> Tensor:
-        """Predict charges [N, Q] from tensors [9, N, F], and equilibrate them."""
+        """Predict and equilibrate charges [N, Q] from tensors [9, N, F]."""
         linears = [each for each in module.q_mlp.layers if isinstance(each, nn.Linear)]
         found = charge_outputs(ops, x, module.q_norm, linears, self.activation)
         return equilibrate(*found, total, batch, n_systems)
 
 
 def _repulsion(module: nn.Module, z: Tensor, edges: Edges) -> Tensor:
-    """Compute the nuclear repulsion of each atom, [N]; filler has the distance 0 and counts not."""
+    """Compute the nuclear repulsion of each atom, [N]; filler has distance 0 and does not count."""
     distances = edges.distances
     if edges.filler is not None:
         distances = distances.masked_fill(edges.filler, 0)
