@@ -250,8 +250,8 @@ def _loaded_kernels() -> list[JITFunction]:
 def _report(error: BaseException) -> None:
     """Log why kernels are not compiled ahead; it is a warning the first time for each error.
 
-    A rehearsal may lack memory while buffers of the previous step are alive; this is no reason to
-    warn.
+    A rehearsal may lack memory while buffers of the previous step are alive; there is no warning
+    then.
     """
     is_known = type(error) in _reported or isinstance(error, torch.OutOfMemoryError)
     level = logging.DEBUG if is_known else logging.WARNING

@@ -7,26 +7,27 @@ the logarithm of the volume, with a rate ``a``, and the internal pressure p,
     tr M = a (p - P) + sqrt((1 - k / 2) 2 kT a / V) r
 
 where ``r`` is normal, and ``k = a B`` with the stiffness B is the share of an excess pressure that
-an action relieves. The factor ``1 - k / 2`` belongs to steps of finite size: an elastic system in
-equilibrium remains there at any k below 2, whatever the atoms do between actions. Noise must not be
-correlated in time, because it would cool bonds that vibrate faster than the barostat acts.
+an action relieves. The factor ``1 - k / 2`` is due to the finite size of steps: an elastic system
+in equilibrium stays there at any k below 2, whatever the atoms do between actions. Noise must not
+be correlated in time, because it would cool bonds that vibrate faster than the barostat acts.
 
 The rate is ``beta dt / time`` with a compressibility beta, but lower for stiff systems, so that k
-is `SHARE` at most. An error in B changes the variance of the volume by ``k / 2`` times as much.
+is at most `SHARE`. An error in B changes the variance of the volume by ``k / 2`` times as much.
 
 If the shape may change, each component obeys the same equation with the internal pressure tensor
 and a third of the rate and of the squared noise. Off the diagonal, the noise has half the variance,
-as an antisymmetric part would only rotate the system. The system is then rotated such that the
-lattice vector a keeps its direction, and b its plane with a. So lower triangular cells remain so.
+because an antisymmetric part would only rotate the system. The system is then rotated such that the
+lattice vector a keeps its direction, and b its plane with a. So lower triangular cells remain
+triangular.
 
 The work of the barostat is the kinetic energy that it gives each atom, plus a potential energy that
 follows from the virials W before and after, the derivatives with respect to strain:
 
     (W_before : M + W_after : M) / 2
 
-W_after belongs to the forces at the end of the next step, which is also when they act, and M is
-rotated with them. So the error is of the same order as that of the integrator, and the total energy
-without all work and heat is conserved as well as without a barostat.
+W_after belongs to the forces at the end of the next step, when they also act, and M is rotated with
+them. So the error is of the same order as the integrator's, and the total energy without work and
+heat is conserved as well as without a barostat.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def _axes(cell):
 
 @triton.jit
 def _turn(vector, axes, turned):
-    """Return the combination of ``turned`` unit vectors that a vector is of ``axes``."""
+    """Replace the unit vectors ``axes`` by ``turned`` ones in a vector."""
     i, j, k = axes
     x, y, z = times(_dot(vector, i), turned[0])
     x, y, z = add((x, y, z), _dot(vector, j), turned[1])
@@ -192,7 +193,7 @@ def _load_rows(pointer):
 
 @triton.jit
 def _settle(work_ptr, owed_ptr, strain_ptr, virial_ptr, step):
-    """Add what is owed for the last action to the work, if that is due now.
+    """Add the work owed for the last action, if it is due now.
 
     With ``G = exp(M) R`` and ``S = exp(-M) R``, the rotated M is ``(G^T G - S^T S) / 4`` up to its
     third power.
@@ -255,7 +256,7 @@ def _press_kernel(
     ISOTROPIC: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
-    """Choose the next cell, at regular intervals. Grid: one program per system.
+    """Choose the next cell at regular intervals. Grid: one program per system.
 
     Reads the state that is done, and its ``totals[B, 11]``. Writes ``strain[B, 2, 3, 3]``,
     ``cell[B, 3, 3]`` and ``pressed[B]``. ``rate`` is the compressibility times time over time. The
@@ -311,7 +312,7 @@ def _press_kernel(
         _store_rows(strain_ptr + 18 * system + 9, shrinkage)
         if _contraction(strain, strain) <= _JUMP * _JUMP:
             _store_rows(cell_ptr + 9 * system, stretched)
-        else:  # NaN, too: positions become NaN, with which no step can end
+        else:  # NaN, too: positions become NaN, so no step can end
             tl.store(strain_ptr + 18 * system, float("nan"))
         tl.store(owed, 0.5 * _contraction(virial, strain))
         tl.store(owed + 1, (step + 1).to(tl.float64))
@@ -334,7 +335,7 @@ def _stretch_kernel(
     """Stretch the pending state with the cell. Grid: a program per ``ATOMS`` atoms, and systems.
 
     Reads ``strain[B, 2, 3, 3]`` and ``pressed[B]``. Changes positions and velocities [N, 3] once,
-    adds the change of kinetic energies to ``heat[N]``, and notes that in ``stretched[B, P]``.
+    adds the change of kinetic energies to ``heat[N]``, and records this in ``stretched[B, P]``.
     """
     wait_for_previous(EARLY_LAUNCH)
     part, system = tl.program_id(0), tl.program_id(1)
@@ -361,17 +362,17 @@ def _stretch_kernel(
 
 
 def press(motion: Motion, totals: Tensor, integration: Integration, barostat: Barostat) -> None:
-    """Stretch cells and pending atoms if the barostat is to act after the last step that is done.
+    """Stretch cells and pending atoms if the barostat is due after the last step that is done.
 
-    If a strain exceeds `JUMP`, the positions become NaN instead, and no further step is valid:
-    `mlff_triton.engine.motion.check_strain` tells.
+    If a strain exceeds `JUMP`, the positions become NaN instead, and no further step is valid;
+    `mlff_triton.engine.motion.check_strain` detects this.
 
     Parameters
     ----------
     motion : Motion
         The state of the simulation; its pending state is changed, once for each action.
     totals : float64 [B, 11]
-        Totals of the last step that is done, if that was done just now.
+        Totals of the last step that is done, if it was done just now.
     integration : Integration
         Time step and seed.
     barostat : Barostat

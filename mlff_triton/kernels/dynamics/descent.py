@@ -11,7 +11,7 @@ is undone, v is set to zero, h shrinks, and a takes its first value again. Then
     x += h v
 
 No atom moves further than a limit. Atoms without inverse mass do not move, and forces on them do
-not count. A system whose largest force is small enough stays where it is.
+not count. A system whose largest force is small enough stays at rest.
 
 As in `mlff_triton.kernels.dynamics.integrator`, invalid steps change nothing. A first kernel sums
 over each system and decides, and a second one moves the atoms.
@@ -141,7 +141,7 @@ def _move_kernel(
     ATOMS: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
-    """Move atoms as decided. Grid: a program per ``ATOMS`` atoms, and systems.
+    """Move atoms as decided. Grid: (blocks of ``ATOMS`` atoms, B).
 
     Reads ``descent[B, 6]``, ``forces[N, 3]`` and ``totals[B, 11]``. Writes the positions that are
     done, and the pending positions and velocities.
@@ -180,7 +180,7 @@ def descend(motion: Motion, forces: Tensor, totals: Tensor, descent: Descent) ->
     Parameters
     ----------
     motion : Motion
-        The systems. Pending positions become those that are done.
+        The systems. Pending positions become the done ones.
     forces : float64 [N, 3]
         Forces at the pending positions, eV/Å.
     totals : float64 [B, 11]

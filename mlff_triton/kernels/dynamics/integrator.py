@@ -15,7 +15,7 @@ Atoms without inverse mass rest: neither forces nor the thermostat give them a v
 
 A step counts only if its forces are valid. If the neighbor matrix is no longer valid, or a position
 is not finite, the kernel changes nothing, however often it is launched. Once there is a new matrix,
-the same launches continue from where the simulation stands.
+the same launches continue the simulation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mlff_triton.kernels.types.motion import ATOMS, Integration, Motion
 from mlff_triton.kernels.types.status import STALE
 
 _STALE = tl.constexpr(STALE)
-_WIDTH = tl.constexpr(11)  # of the totals of a system; the last one is its highest status
+_WIDTH = tl.constexpr(11)  # totals of a system; the last one is its highest status
 
 
 @triton.jit
@@ -57,7 +57,7 @@ def kinetic(velocities, inverse_mass):
 
 @triton.jit
 def _drift(position, velocity, inverse_mass, timestep, damping, kt, noise, LANGEVIN: tl.constexpr):
-    """Move atoms for a time step; return positions, velocities, and the heat that they received."""
+    """Move atoms for a time step; return positions, velocities, and the heat received."""
     if LANGEVIN:
         position = add(position, 0.5 * timestep, velocity)
         before = kinetic(velocity, inverse_mass)
@@ -93,14 +93,14 @@ def can_finish(clock, window_ptr, totals_ptr, n_systems):
 
 @triton.jit
 def note_age(oldest_ptr, totals_ptr, n_systems):
-    """Keep the highest age of the neighbor matrix in a valid step; its status is nothing else."""
+    """Keep the highest age of the neighbor matrix; the status of a valid step is this age."""
     worst = highest_status(totals_ptr, n_systems)
     tl.store(oldest_ptr, tl.maximum(tl.load(oldest_ptr), worst))
 
 
 @triton.jit
 def _is_due(clock, started, window_ptr, totals_ptr, n_systems, FINISH: tl.constexpr):
-    """Return True if a step can be finished, or without FINISH if the next one is to be started."""
+    """Return True if a step can be finished or, without FINISH, if the next one is to start."""
     return can_finish(clock, window_ptr, totals_ptr, n_systems) if FINISH else started < clock
 
 

@@ -1,4 +1,4 @@
-"""Random numbers that depend on their counters alone, not on anything drawn before.
+"""Random numbers that depend only on their counters, not on anything drawn before.
 
 Philox 4x32-10 (J. K. Salmon et al., SC 2011, https://doi.org/10.1145/2063384.2063405) encrypts four
 counters with a key, the seed. The counters are the step, the purpose, the atom and the stream. So
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 THERMOSTAT, RESCALING, BAROSTAT = (tl.constexpr(purpose) for purpose in range(3))
-"""Purposes of random numbers. Those of a system count attempts instead of atoms."""
+"""Purposes of random numbers. Numbers of a system count attempts instead of atoms."""
 
 
 @triton.jit

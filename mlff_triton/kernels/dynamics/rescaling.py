@@ -8,9 +8,9 @@ https://doi.org/10.1063/1.2408420, eq. A7). With ``c = exp(-timestep / time)`` a
 
 where ``s`` is a sum of ``n - 1`` squares of normal numbers.
 
-Forces leave overall motion alone, which this thermostat would mistake for heat. So it is subtracted
-first, whether Langevin dynamics has left it or rounding errors have added up: the momentum, and
-without periodic boundaries also the angular momentum. Its energy counts as work.
+Forces do not change overall motion, which this thermostat would mistake for heat. So it is
+subtracted first, whether it comes from Langevin dynamics or from rounding errors: the momentum and,
+without periodic boundaries, the angular momentum. Its energy counts as work.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from mlff_triton.kernels.dynamics.vectors import apply_symmetric, load_masses, l
 from mlff_triton.kernels.types.motion import Integration, Motion, Rescaling
 
 _BLOCK = tl.constexpr(1024)
-_TURNING = tl.constexpr(256)  # as moments of rotations need many registers
-_SINGULAR = tl.constexpr(1e-9)  # part of an inertia tensor that keeps those of lines invertible
+_TURNING = tl.constexpr(256)  # because moments of rotations need many registers
+_SINGULAR = tl.constexpr(1e-9)  # share of an inertia tensor added to keep those of lines invertible
 _ATTEMPTS = tl.constexpr(32)  # at a gamma variate; all are rejected once in 1e40 times
 
 
 @triton.jit
 def _momentum(velocities_ptr, inverse_mass_ptr, begin, end):
-    """Return twice the kinetic energy, mass and momentum of the atoms that move, and how many."""
+    """Return twice the kinetic energy, mass, momentum and number of the atoms that move."""
     zero = tl.zeros((_BLOCK,), tl.float64)
     twice, total, px, py, pz, count = zero, zero, zero, zero, zero, zero
     for start in range(begin, end, _BLOCK):
@@ -53,7 +53,7 @@ def _rotation(positions_ptr, velocities_ptr, inverse_mass_ptr, begin, end, total
     """Return the rotation of a system about its center of mass, and twice its energy.
 
     The rotation is given by the velocity that it has at the origin, and the angular velocity.
-    Moments are summed about the first atom, as they would lose digits far from it.
+    Moments are summed about the first atom, because they would lose digits far from it.
     """
     first = begin.to(tl.int64)
     origin = positions_ptr + 3 * first
@@ -111,7 +111,7 @@ def _solve(m, x, y, z):
 def _gamma(seed, step, stream, shape):
     """Draw a gamma variate of a shape of at least one, by the method of Marsaglia and Tsang.
 
-    Attempts are made side by side, and the first one that is accepted counts.
+    Attempts are made in parallel, and the first accepted one counts.
     """
     attempt = tl.arange(0, _ATTEMPTS)
     d = shape - 1.0 / 3.0

@@ -25,7 +25,7 @@ def store_vectors(pointer, atom, live, vectors):
 
 @triton.jit
 def load_masses(inverse_mass_ptr, atom, live):
-    """Load masses, which are 0 for atoms that do not move and where there are none."""
+    """Load masses, which are 0 for atoms that do not move and beyond the last atom."""
     inverse_mass = tl.load(inverse_mass_ptr + atom, live, other=0.0)
     moves = inverse_mass > 0
     return tl.where(moves, 1 / tl.where(moves, inverse_mass, 1.0), 0.0)

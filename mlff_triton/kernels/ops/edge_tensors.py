@@ -154,8 +154,8 @@ def _edge_tensors_bwd_bwd_kernel(
 ):
     """Write the change of the sums [9, N, F], and gradients of its product with grad [9, N, F].
 
-    The changes of directions [E, 3] and factors [E, 3, F] are given, and gradients are by both.
-    Grid: (N,); a block holds all channels.
+    Given the changes of directions [E, 3] and factors [E, 3, F]; gradients are by both. Grid: (N,);
+    a block holds all channels.
     """
     atom = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, BLOCK)

@@ -95,7 +95,7 @@ def _irrep_norms_bwd_bwd_kernel(
 ):
     """Write the changes of the norms [N, 3, F], and the gradient of their product with grad.
 
-    The change of x is given, in its layout, which the gradient has too. Grid: (blocks of the N F
+    The given change of x and the gradient have the layout of x. Grid: (blocks of the N F
     elements,).
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -3,8 +3,8 @@
     z = x W^T + bias      y = activation(z) * scale + residual
 
 Each program computes one tile of y. Programs that share rows or columns run at about the same time,
-so that these stay in the cache. z is stored only if gradients will need it. Gradients of z are
-those of `mlff_triton.kernels.ops.activation_slopes`, and those of x and W are products of the same
+so that these stay in the cache. z is stored only if gradients will need it. Gradients of z come
+from `mlff_triton.kernels.ops.activation_slopes`, and gradients of x and W are products of the same
 kind, with arbitrary strides. If such a product has a long inner axis and few tiles, the axis is
 split, and a second pass adds the parts. Products are each other's derivatives, and hence
 differentiable to any order; activations are differentiable twice.
@@ -87,10 +87,10 @@ def _linear_fwd_kernel(
     """Write y [splits, n_rows, n_out], and z [n_rows, n_out] if wanted.
 
     Reads x [n_rows, n_in], weight [n_out, n_in], bias [n_out], and scale and residual [n_rows,
-    n_out], all but the bias with the strides given; the scale may be PER_ROW. With "halves", there
-    are two of the weight, the second after the first, and units [n_out]. Only the first ``rows``
-    rows are computed, if these are given, and the others are zero. Grid: (tiles of y, splits of the
-    inner axis).
+    n_out], all but the bias with the strides given; the scale may be PER_ROW. With "halves", the
+    weight consists of two halves, one after the other, and has units [n_out]. Only the first
+    ``rows`` rows are computed, if these are given, and the others are zero. Grid: (tiles of y,
+    splits of the inner axis).
     """
     tiles_m, tiles_n = tl.cdiv(n_rows, M), tl.cdiv(n_out, N)
     tile, split = tl.program_id(0), tl.program_id(1)
@@ -234,7 +234,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _gradients(ctx: Any, grad: Tensor | None, grad_z: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Return gradients of the inputs from those of y and, in second derivatives, of z."""
+    """Return gradients of the inputs from those of y and, for second derivatives, of z."""
     x, weight, _, rows, _ = ctx.saved_tensors
     needed = needed_gradients(ctx)
     total, grad_scale = _slopes(ctx, grad, grad_z, needed[3])
@@ -444,7 +444,7 @@ def _one_of(name: str, value: str, known: tuple[str, ...]) -> str:
 def _rows_like(
     name: str, x: Tensor | None, shape: tuple[int, ...], n_rows: int, *, per_row: bool = False
 ) -> Tensor | None:
-    """Expand a tensor to rows [M, N] of y, or [M, 1] if it may be, without a copy if possible."""
+    """Expand a tensor to rows [M, N] of y, or [M, 1] if allowed, without a copy if possible."""
     if x is None:
         return None
     columns = 1 if per_row and x.dim() and x.shape[-1] == 1 else shape[-1]

@@ -104,8 +104,8 @@ def _pair_embedding_bwd_kernel(
     """Write the gradients of all inputs from those of the tensors, grad [9, N, F].
 
     Gradients of directions, if they are wanted, are [blocks, E, 3], each summed over a block of
-    channels. Those of factors by the edge of an atom to itself are ``own`` [N, 3, F]. Grid: (N,
-    blocks of channels).
+    channels. Gradients of factors by self-loops are ``own`` [N, 3, F]. Grid: (N, blocks of
+    channels).
     """
     atom = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1).to(tl.int64)
@@ -140,7 +140,7 @@ def _pair_embedding_bwd_kernel(
         grad_b += _dot(f, q_back)
         if pair == 0:
             own = _sum(own, scale_all(w, q))
-        elif sender >= atom:  # both edges of an atom and its image write the same
+        elif sender >= atom:  # both edges of an atom and its image write the same values
             both = _sum(scale_all(w, q), scale_all(w_back, q_back))
             store_parts(grad_factors_ptr + pair * 3 * channels + channel, channels, both, mask)
         if grad_directions_ptr is not None:
@@ -183,7 +183,7 @@ def _pair_embedding_bwd_bwd_kernel(
 ):
     """Write the change of the tensors [9, N, F], and gradients of its product with grad [9, N, F].
 
-    The changes of all inputs are given, and gradients are by them, in the same shapes as those of
+    Given the changes of all inputs; gradients are by these inputs, with the shapes of
     `_pair_embedding_bwd_kernel`. Grid: (N, blocks of channels).
     """
     atom = tl.program_id(0).to(tl.int64)
@@ -258,7 +258,7 @@ def launch_backward(
     *,
     with_directions: bool,
 ) -> tuple[Tensor, ...]:
-    """Return gradients of the four inputs; given their changes, first the gradient of ``grad``.
+    """Return gradients of the four inputs; if given their changes, also of ``grad``, first.
 
     The gradient of the directions is empty unless it is wanted.
     """

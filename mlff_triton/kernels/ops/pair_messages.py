@@ -4,10 +4,10 @@ For every atom ``i``, over the edges ``e = (i, j)`` that it receives:
 
     M_i = sum_e f(p) * y_j      where p is the pair of the edge
 
-as in TensorNet, whose factors depend on the distance alone. Half the memory of factors per edge
-suffices, and so does half the work to compute them. All edges of atoms to themselves, but not to
-their images, are pair 0. The sum is its own adjoint, and its derivative by the factors is a product
-per pair:
+as in TensorNet, whose factors depend on the distance alone. Compared with factors per edge, this
+takes half the memory, and half the work to compute them. All edges of atoms to themselves, but not
+to their images, are pair 0. The sum is its own adjoint, and its derivative by the factors is a
+product per pair:
 
     gy_j = sum_e f(p) * gM_i            gf(p) = <gM_i, y_j> + <gM_j, y_i>
 
@@ -94,8 +94,8 @@ def _pair_messages_bwd_factors_kernel(
 ):
     """Write the sum of both products of grad and y, [9, N, F] each, of the atoms of every pair.
 
-    Products ``out`` are [P, 3, F]. Those of an atom with itself are written to ``own`` [N, 3, F],
-    zero without such an edge. Grid: (N, blocks of channels).
+    Products ``out`` are [P, 3, F]. Products of an atom with itself are written to ``own`` [N, 3,
+    F], zero without such an edge. Grid: (N, blocks of channels).
     """
     atom = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -112,7 +112,7 @@ def _pair_messages_bwd_factors_kernel(
         pair = tl.load(pairs_ptr + edge).to(tl.int64)
         if pair == 0:
             own += 1
-        elif sender >= atom:  # both edges of an atom and its image write the same
+        elif sender >= atom:  # both edges of an atom and its image write the same values
             other_grad = load_tensor(grad_ptr + sender * channels + channel, stride, mask)
             other_y = load_tensor(y_ptr + sender * channels + channel, stride, mask)
             there, back = dot_parts(grad, other_y), dot_parts(other_grad, y)
@@ -212,7 +212,7 @@ def pair_messages(
         The neighbor list, as in `mlff_triton.Graph`. Edges from ``row_ptr[N]`` on belong to no
         atom. The values are not checked.
     pairs : int64 or int32 [E]
-        Pair of each edge, from 1 on, which only two opposite edges share, of two atoms or of an
+        Pair of each edge, from 1 on. Only two opposite edges share a pair, of two atoms or of an
         atom and its image. All edges of atoms to themselves are pair 0, even if there are none. The
         values are not checked.
 

@@ -1,4 +1,4 @@
-"""Arguments that the operators with radial tables share: their checks, and positions in a table."""
+"""Shared arguments of operators with radial tables: their checks, and positions in a table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def constant_knots(positions: Tensor, intervals: Tensor) -> Knots:
 
 
 def check_constants(knots: Knots, **constants: Tensor) -> None:
-    """Raise unless a table fits its knots and no constant requires a gradient.
+    """Check that a table fits its knots and no constant requires a gradient.
 
     Raises
     ------

@@ -30,7 +30,7 @@ from mlff_triton.kernels.types.edges import Edges, Knots
 
 
 def _edges_of(distance: Tensor, knots: Knots, graph: tuple[Tensor, ...]) -> Edges:
-    """Return edges with all that message passing reads, and placeholders for the directions."""
+    """Return edges with everything that message passing reads; directions are placeholders."""
     row_ptr, senders, reverse = graph
     return Edges(
         row_ptr[:-1].int(),

@@ -173,7 +173,7 @@ def segment_sum(x: Tensor, row_ptr: Tensor, accumulate: str | None = None) -> Te
         Segment ``b`` holds the rows ``row_ptr[b]:row_ptr[b + 1]``, from 0 to M without gaps. The
         values are not checked.
     accumulate : {"float64"}, optional
-        Dtype of the sums, as energies need it; that of ``x`` by default.
+        Dtype of the sums, as needed for energies; by default, the dtype of ``x``.
 
     Returns
     -------

@@ -11,7 +11,7 @@ from torch import Tensor
 DAMPING = 4.6
 """Distance in Å below which the Coulomb energy of a pair is damped."""
 SumParts = Callable[[Tensor], Tensor]
-"""Sums values over all parts of a system that several processes compute."""
+"""Function that sums values over all parts of a system that several processes compute."""
 
 
 class ReactionField(NamedTuple):
@@ -65,8 +65,8 @@ class CoulombSums(NamedTuple):
     grad_charges : [N, C]
         Gradients of the total energy by charges, by row.
     charges : [N]
-        Weighted mean of each atom's charges, elementary charges. This and all others are in the
-        user's order of atoms.
+        Weighted mean of each atom's charges, elementary charges. This and the following fields are
+        in the user's order of atoms.
     forces : float64 [N, 3]
         eV/Å.
     atoms : float64 [7, N]
@@ -92,7 +92,7 @@ class AtomOrder(NamedTuple):
     largest : int
         Number of atoms in the largest system, or more.
     computed : slice
-        On a CPU, only these of the user's atoms are computed; all by default. Otherwise, rows must
+        On a CPU, only these atoms of the user are computed; by default, all. Otherwise, rows must
         be in the user's order.
     """
 

@@ -1,4 +1,4 @@
-"""Rows of edges, which the operators of messages in TensorNet2 work on."""
+"""Rows of edges, on which the message operators of TensorNet2 work."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class HiddenRows(NamedTuple):
-    """Hidden values of the network of each edge, and slopes at others, in rows.
+    """Last hidden values of the network of each edge, and slopes at earlier ones, in rows.
 
     Attributes
     ----------
@@ -48,14 +48,14 @@ class RowPartners(NamedTuple):
 
 
 class EdgeRows(NamedTuple):
-    """Rows of the edges, and what these rows keep for the backward pass.
+    """Rows of the edges, and the values that they keep for the backward pass.
 
     Attributes
     ----------
     ends : int64 [N]
-        Number of edges of all atoms up to each one, including those of atoms to themselves.
+        Number of edges of all atoms up to and including each one, self-loops included.
     hidden : HiddenRows, optional
-        Rows of the edges that each atom sends, on a GPU, or receives, on a CPU.
+        Rows of the edges that each atom sends (on a GPU) or receives (on a CPU).
     partners : RowPartners, optional
         Edges of the rows, on a CPU.
     """

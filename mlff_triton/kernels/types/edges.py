@@ -23,7 +23,7 @@ class Knots(NamedTuple):
         Ascending, Å.
     intervals : int32 [C]
         First interval in each of C equal cells between the first knot and the last. Cells are
-        narrower than intervals, so a cell overlaps two intervals at most.
+        narrower than intervals, so a cell overlaps at most two intervals.
     """
 
     positions: Tensor
@@ -48,7 +48,8 @@ class Edges(NamedTuple):
     Attributes
     ----------
     slot_begin, slot_end : int32 [N]
-        Slots of each receiver's edges. There may be more senders than receivers, which come first.
+        Slots of each receiver's edges. There may be more senders than receivers; receivers come
+        first.
     senders : int32 [slots]
         Atom ``j``.
     origin : int32 [slots]

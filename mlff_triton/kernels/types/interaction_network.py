@@ -30,7 +30,7 @@ class InteractionNetwork(NamedTuple):
         Part of the first map that depends on the distance, with the bias: value, slope and secant
         at each knot.
     own : [F]
-        The same at distance 0, for the edge of each atom to itself.
+        The first map at distance 0, for the edge of each atom to itself.
     second, third : [2 F, F], [3 F, 2 F]
         The other maps.
     second_bias, third_bias : [2 F], [3 F]
@@ -92,9 +92,9 @@ class InteractionNetwork(NamedTuple):
         activation : str
             Name of the activation.
         halves : bool
-            If True, split float32 weights into halves, which matrix products are fastest with.
+            If True, split float32 weights into halves, with which matrix products are fastest.
         tf32 : bool
-            If True, compute matrix products of float32 values in TF32. Weights are not split then.
+            If True, compute matrix products of float32 values in TF32. Weights are then not split.
 
         Raises
         ------

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 ATOMS = 256
-"""Atoms that a program of the integrator moves."""
+"""Number of atoms that a program of the integrator moves."""
 SHARE = 0.1
-"""Share of an excess pressure that an action of the barostat relieves at most."""
+"""Largest share of an excess pressure that an action of the barostat relieves."""
 JUMP = 0.15
 """Norm of a strain that an action of the barostat must not exceed."""
 
@@ -26,8 +26,8 @@ class Motion:
     """Positions and velocities, at the end of the last step and within the next one.
 
     A step is *done* once the forces at its end are known. The integrator then stores the state at
-    that time, and goes on to the positions of the next step, for which forces are still *pending*.
-    So one kernel advances a simulation from forces to forces.
+    that time, and continues to the positions of the next step, whose forces are still *pending*. So
+    one kernel advances a simulation from forces to forces.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class Motion:
         Heat that each atom has received from its thermostat until then, and kinetic energy from
         the barostat, eV.
     done_positions, done_velocities, done_cell, done_heat
-        The same at the end of the last step that is done.
+        These quantities at the end of the last step that is done.
     inverse_mass : float64 [N]
         1/amu; 0 for atoms that do not move.
     system_ptr : int32 [B + 1]
@@ -49,8 +49,8 @@ class Motion:
     stream : int32 [B]
         Number of the random stream of each system.
     lost : int32 [B]
-        Degrees of freedom that the thermostat that rescales velocities takes away: 3 for the
-        momentum, 6 for the angular momentum as well, or 0.
+        Degrees of freedom removed by the thermostat that rescales velocities: 3 for the momentum, 6
+        with the angular momentum, or 0.
     temperature : float64 [B, 2]
         Temperature times Boltzmann's constant at step 0, and its increment per step, eV.
     work : float64 [B]
@@ -58,7 +58,7 @@ class Motion:
     scale : float64 [B]
         Factor of the velocities, from the thermostat that rescales them.
     drift : float64 [B, 6]
-        Overall motion that it subtracts before: velocity at the origin, and angular velocity.
+        Overall motion that it subtracts first: velocity at the origin, and angular velocity.
     stiffness : float64 [B]
         Bulk modulus for a strain that all atoms follow, or a third of the largest elastic constant
         where the shape may change, eV/Å^3; 0 if unknown.
@@ -173,7 +173,7 @@ class Motion:
     def reset(
         self, step: int, descent: Descent | None = None, *, is_continued: bool = False
     ) -> None:
-        """Forget what was pending, and begin after a number of steps.
+        """Discard the pending state, and begin after a number of steps.
 
         Parameters
         ----------
@@ -276,13 +276,13 @@ class Descent(NamedTuple):
     Attributes
     ----------
     max_force : float
-        Largest force on an atom of a system that is minimized, eV/Å.
+        Largest force on an atom of a converged system, eV/Å.
     max_move : float
         Largest distance that an atom moves in a step, Å.
     first, shortest, longest : float
         Time step at the start and its bounds, Å / eV^(1/2).
     growth, cut : float
-        Factors of the time step on the way downhill and when it has led uphill.
+        Factors of the time step after steps downhill and after a step uphill.
     delay : int
         Steps downhill before the time step grows.
     mixing : float

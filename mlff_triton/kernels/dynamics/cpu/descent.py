@@ -44,7 +44,7 @@ def _sums(velocities, forces, inverse_mass, first, last):
 
 @exact_inlined
 def _decide(state, s, sums, descent):
-    """Decide how a system moves; ``state`` [B, 6] is that of `Motion.descent`."""
+    """Decide how a system moves; ``state`` [B, 6] is `Motion.descent`."""
     max_force, _, _, shortest, longest, growth, cut, delay, mixing0, decay = descent
     power, speed, slope, largest = sums
     timestep, mixing, count = state[s, 0], state[s, 1], state[s, 2]

@@ -1,6 +1,6 @@
-"""Random numbers that depend on their counters alone, see `mlff_triton.kernels.dynamics.random`.
+"""Random numbers that depend only on counters, see `mlff_triton.kernels.dynamics.random`.
 
-They are those of `mlff_triton.kernels.dynamics.reference.random`, one item at a time.
+They equal those of `mlff_triton.kernels.dynamics.reference.random`, one item at a time.
 """
 
 from __future__ import annotations

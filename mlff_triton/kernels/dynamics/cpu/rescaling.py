@@ -41,7 +41,7 @@ def _dot(a, b):
 
 @exact_inlined
 def _mean_motion(positions, velocities, inverse_mass, first, last):
-    """Return the mass of the atoms of a system that move, its center and its velocity."""
+    """Return the mass, center and velocity of the moving atoms of a system."""
     total = x = y = z = u = v = w = 0.0
     for i in range(first, last):
         if inverse_mass[i] > 0:
@@ -85,9 +85,9 @@ def _turning(positions, velocities, inverse_mass, first, last, center):
 
 @exact_inlined
 def _solve(inertia, b):
-    """Return the angular velocity that belongs to an angular momentum.
+    """Return the angular velocity for an angular momentum.
 
-    A multiple of the unit matrix is added, so that linear molecules have one too.
+    A multiple of the unit matrix is added, so that linear molecules have one, too.
     """
     xx, yy, zz, yz, xz, xy = inertia
     trace = 0.5 * (xx + yy + zz)

@@ -1,1 +1,1 @@
-"""The same integrators, thermostats and barostat in plain PyTorch."""
+"""Integrators, thermostats and barostat in plain PyTorch."""

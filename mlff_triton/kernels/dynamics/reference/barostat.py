@@ -16,7 +16,7 @@ from mlff_triton.kernels.types.motion import JUMP, SHARE, Barostat, Integration,
 
 
 def press(motion: Motion, totals: Tensor, integration: Integration, barostat: Barostat) -> None:
-    """Stretch cells and pending atoms if the barostat is to act after the last step that is done.
+    """Stretch cells and pending atoms if the barostat is due after the last step that is done.
 
     Arguments are those of `mlff_triton.kernels.dynamics.barostat.press`.
     """
@@ -45,7 +45,7 @@ def press(motion: Motion, totals: Tensor, integration: Integration, barostat: Ba
 
 
 def _settle(motion: Motion, virial: Tensor) -> None:
-    """Add what is owed for the last action to the work."""
+    """Add the work owed for the last action."""
     grown, shrunk = motion.strain.unbind(1)
     strain = (grown.mT @ grown - shrunk.mT @ shrunk) / 4
     motion.work.add_(motion.owed[:, 0] + 0.5 * (_symmetric(virial) * strain).sum((1, 2)))
@@ -53,12 +53,12 @@ def _settle(motion: Motion, virial: Tensor) -> None:
 
 
 def _symmetric(virial: Tensor) -> Tensor:
-    """Return the symmetric matrices of which only the upper triangles are read."""
+    """Return symmetric matrices; only the upper triangles of the input are read."""
     return virial.triu() + virial.triu(1).mT
 
 
 def _stretch(motion: Motion, grown: Tensor, shrunk: Tensor) -> None:
-    """Stretch the pending state, and count the kinetic energy that this takes."""
+    """Stretch the pending state, and count the kinetic energy that this requires."""
     system = system_of_atoms(motion)
     motion.positions.copy_((motion.positions[:, None] @ grown[system])[:, 0])
     before = kinetic_energies(motion, motion.velocities)

@@ -54,7 +54,7 @@ def can_finish(motion: Motion, totals: Tensor) -> bool:
 def _start(
     motion: Motion, kick: Tensor, integration: Integration, clock: int, system: Tensor
 ) -> None:
-    """Start a step after ``clock`` others."""
+    """Start the step that follows ``clock`` steps."""
     h, damping = 0.5 * integration.timestep, integration.damping
     inverse_mass = motion.inverse_mass[:, None]
     position, velocity = motion.done_positions, motion.done_velocities + kick

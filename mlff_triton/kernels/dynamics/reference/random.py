@@ -1,4 +1,4 @@
-"""Random numbers that depend on their counters alone, see `mlff_triton.kernels.dynamics.random`."""
+"""Random numbers that depend only on counters, see `mlff_triton.kernels.dynamics.random`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 def philox(seed: int, counters: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Encrypt counters below 2^32, [4, ...], with Philox 4x32-10; return as many random numbers."""
+    """Encrypt counters below 2^32, [4, ...], with Philox 4x32-10 into random numbers [4, ...]."""
     a, b, c, d = counters
     first, second = seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
     for _ in range(_ROUNDS):
