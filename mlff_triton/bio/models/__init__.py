@@ -7,5 +7,5 @@
 - ``dualbind``: affinities of ligands
 - ``encoders``: Transformer encoders (ESM-1b, ESM-2, BERT and parts of others)
 - ``protein_mpnn``: design of sequences
-- ``structure``: parts that Boltz, OpenFold3 and Protenix share
+- ``structure``: code that Boltz, OpenFold3 and Protenix share
 """

@@ -20,15 +20,15 @@ from mlff_triton.bio.models.alpha_genome.tower import BIN
 
 PACKAGE = "alphagenome_pytorch"
 NORMS = ("torch.nn.utils.parametrize", "torch.nn.utils.parametrizations")
-"""Modules of weights that PyTorch normalizes, which are read as they are at the moment."""
+"""Modules of weights that PyTorch normalizes; their present values are read."""
 SOURCES = tuple(
     f"{PACKAGE}.{name}"
     for name in ("model", "attention", "convolutions", "embeddings", "heads", "layers")
 )
-"""Python modules of version 0.3. The model of 0.2 is of another module and has other parts."""
+"""Python modules of version 0.3. Version 0.2 has its model in another module, with other parts."""
 
 BLOCK = 128
-"""Positions of the sequence that become one of the transformer."""
+"""Number of positions of the sequence per position of the transformer."""
 
 INTEGERS = torch.int32, torch.int64
 
@@ -57,7 +57,7 @@ class AlphaGenomeForward(FastForward[Network]):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the computation, by default that of the model's policy."""
+        """Dtype of the computation; by default, the dtype of the model's policy."""
         chosen = None if self.backend is None else self.options.precision
         policy: torch.dtype = self.module.dtype_policy.compute_dtype
         return policy if chosen is None else PRECISIONS[chosen]
@@ -145,7 +145,7 @@ class AlphaGenomeForward(FastForward[Network]):
         )
 
     def _unsupported_mode(self, arguments: Mapping[str, Any]) -> str | None:
-        """Allow autocast to the dtype of the model's policy, under which ``predict`` calls it."""
+        """Allow autocast to the dtype of the model's policy, because ``predict`` uses it."""
         policy = self.module.dtype_policy.compute_dtype
         device = self.parameter.device.type
         if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == policy:
@@ -173,7 +173,7 @@ def _are_sites(value: object, n_sequences: int) -> bool:
 
 def _has_usual_settings(model: Any) -> bool:
     """Return True if the modules of a model have the classes and settings of a new one."""
-    kind: Any = type(model)  # which mypy does not take for hashable
+    kind: Any = type(model)  # mypy does not consider it hashable
     usual = _usual_settings(kind)
     found = ((module, usual[name]) for name, module in model.named_modules() if name in usual)
     return all(

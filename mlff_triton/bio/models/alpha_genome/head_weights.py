@@ -42,12 +42,12 @@ class Junctions(NamedTuple):
     weight, bias : [O, H, C], [O, H]
         Map of embeddings.
     scale, shift : list of two pairs of [O, T, H]
-        Factors and shifts of donors and acceptors, for both strands. Those of donors are divided
-        by `RANGE`.
+        Factors and shifts of donors and acceptors, for both strands. Factors and shifts of donors
+        are divided by `RANGE`.
     mask : bool [O, T]
         Tissues of each organism.
     max_position : int
-        Of the rotary embeddings.
+        Largest position of the rotary embeddings.
     """
 
     weight: Tensor
@@ -74,7 +74,7 @@ class HeadWeights(NamedTuple):
     contacts : PairContacts or None
         Contact maps.
     contacts_eps : float
-        Of their normalization.
+        Epsilon of their normalization.
     junctions : Junctions or None
         Splice junctions.
     """
@@ -119,7 +119,7 @@ def heads_of(model: Any) -> dict[str, Any]:
 
 
 def has_all_organisms(model: Any, head: nn.Module) -> bool:
-    """Return True if what a head needs has weights for as many organisms as its model."""
+    """Return True if the weights of a head cover all organisms of its model."""
     parts = [head]
     if head is model.contact_maps_head:
         parts.append(model.embedder_pair.organism_embed)
@@ -152,7 +152,7 @@ def _read_sites(heads: Mapping[str, Any], wide: torch.dtype) -> Tracks:
 
 
 def _stack(parts: Mapping[str, tuple[int, TrackWeights]], wide: torch.dtype) -> Tracks:
-    """Stack the weights of heads, each from a multiple of 128 rows on."""
+    """Stack the weights of heads, each starting at a multiple of 128 rows."""
     heads, padded, first = {}, [], 0
     for name, (kind, (weight, *vectors)) in parts.items():
         n_tracks = weight.shape[1]

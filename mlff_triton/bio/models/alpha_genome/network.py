@@ -1,6 +1,7 @@
 """The computation of AlphaGenome up to its embeddings, with the operators of a backend.
 
-Sequences are [B, S, C], with channels last. Every row is normalized and activated where it is made.
+Sequences are [B, S, C], with channels last. The kernel that makes a row also normalizes and
+activates it.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def _rows(found: Activated) -> Tensor:
 
 
 def _both(found: Activated) -> tuple[Tensor, Tensor]:
-    """Return rows and activated rows, which were both requested."""
+    """Return rows and activated rows, both of which were requested."""
     assert found.activated is not None
     return _rows(found), found.activated
 
@@ -133,7 +134,7 @@ class PositionTables(NamedTuple):
 
     @classmethod
     def of(cls, length: int, dim: int, device: torch.device) -> PositionTables:
-        """Compute it for positions of the transformer; this waits for the device."""
+        """Compute the encoding for positions of the transformer; this waits for the device."""
         angle = angles(torch.arange(length, device=device), dim, MAX_DISTANCE)
         return cls(angle.cos(), angle.sin(), level_index(length // BIN, device))
 

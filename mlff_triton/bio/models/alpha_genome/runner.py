@@ -28,7 +28,7 @@ from mlff_triton.bio.models.alpha_genome.weights import ConvolutionWeights
 
 BASES = 4
 MANY_BASES = 131072
-"""Number of bases, of all sequences, beyond which launches take less time than kernels."""
+"""Total number of bases beyond which launches take less time than kernels."""
 
 
 class Network:
@@ -61,7 +61,7 @@ class Network:
         self._graphs: Any = GraphCache(self._flat) if captures else None
 
     def __call__(self, inputs: Inputs, request: Request) -> dict[str, Any]:
-        """Return all that is requested, by name and resolution or kind.
+        """Return everything that is requested, by name and resolution or kind.
 
         Inputs are bases [B, S, 4], organisms [B] and splice sites [B, 4, K] or None.
         """
@@ -71,7 +71,7 @@ class Network:
         return _filled(self._layouts[request], iter(results))
 
     def replay(self, inputs: Inputs, request: Request) -> dict[str, Any] | None:
-        """Return the same from an existing graph, or None if there is none."""
+        """Return the results from an existing graph, or None if there is none."""
         results = self._graphs.replay(inputs, request) if self._uses_graphs(inputs) else None
         if results is None:
             return None
@@ -88,7 +88,7 @@ class Network:
         return encode(self._ops, self._convolutions, self._bases(sequence), with_skips=False).rows
 
     def _flat(self, inputs: Inputs, request: Request) -> tuple[Tensor, ...]:
-        """Compute all that is requested, and remember the layout of the results."""
+        """Compute everything that is requested, and store the layout of the results."""
         found = self._compute(inputs, request)
         self._layouts[request] = _filled(found, repeat(None))
         return tuple(_tensors(found))
@@ -147,7 +147,7 @@ def _tensors(outputs: Mapping[Any, Any]) -> Iterator[Tensor]:
 
 
 def _filled(outputs: Mapping[Any, Any], values: Iterator[Any]) -> dict[Any, Any]:
-    """Return nested outputs with the next value in place of each that is not a dictionary."""
+    """Return nested outputs with each entry that is not a dictionary replaced by the next value."""
     return {
         name: _filled(value, values) if isinstance(value, dict) else next(values)
         for name, value in outputs.items()

@@ -44,15 +44,15 @@ class PairUpdate(NamedTuple):
     scores, scores_bias : [H, D], [D]
         Map of scores.
     eps : float
-        Of the normalization before attention.
+        Epsilon of the normalization before attention.
     qkv, qkv_bias : [D, 3 D], [3 D]
         Map of normalized pairs.
     mlp_eps : float
-        Of the normalization before the MLP.
+        Epsilon of the normalization before the MLP.
     mlp : PairMLP
         MLP of pairs.
     biases : PairBiases
-        Biases for the attention of this block, and of the next if it has no update.
+        Biases for the attention of this block, and of the next block if it has no update.
     """
 
     shift: Tensor
@@ -214,7 +214,7 @@ def level_features(device: torch.device) -> Tensor:
 def level_index(n_bins: int, device: torch.device) -> Tensor:
     """Return the index of the encoding of each distance from 1 - P to P - 1, int32 [2 P - 1].
 
-    The model compares distances with 32 thresholds, of which the first is 1. Indices count the
+    The model compares distances with 32 thresholds; the first one is 1. Indices count the
     thresholds beyond a distance, from 0 to 31; 32 is added for negative distances, and 32 itself
     stands for no distance.
     """

@@ -20,7 +20,7 @@ class BoltzBlockForward(BlockForward):
     """Block of a pair stack of Boltz.
 
     As upstream, the tokens of Boltz-2 are computed in the dtype of the parameters under autocast,
-    and each call advances the random numbers by those of four dropout masks.
+    and each call advances the random stream by four dropout masks.
     """
 
     supported = "Boltz"
@@ -52,7 +52,7 @@ class BoltzBlockForward(BlockForward):
         return block_weights(self.module, with_tokens=self.updates_tokens)
 
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
-        """Refuse parameters of other dtypes than float32, with which upstream cannot compute."""
+        """Refuse parameters of dtypes other than float32, with which upstream cannot compute."""
         if self.parameter.dtype != torch.float32:
             return "its parameters are not float32; use the precision option of bio.accelerate"
         z = arguments.get("z")
@@ -61,7 +61,7 @@ class BoltzBlockForward(BlockForward):
         return super().refusal(arguments)
 
     def compute(self, arguments: Mapping[str, Any], begun: Any) -> Any:
-        """Return updated tokens and pairs, or pairs alone."""
+        """Return updated tokens and pairs, or only pairs."""
         skip_dropout(arguments["z"])
         return super().compute(arguments, begun)
 
@@ -84,7 +84,7 @@ class BoltzMSAForward(MSABlockForward, BoltzBlockForward):
 
     @property
     def token_dtype(self) -> torch.dtype:
-        """Dtype of the products of the alignment, that of pairs."""
+        """Dtype of the products of the alignment, equal to that of pairs."""
         return self.dtype
 
     def collect(self) -> BlockWeights:

@@ -1,4 +1,4 @@
-"""Adapter for the module of Boltz-2 that computes what all steps of its sampler have in common."""
+"""Adapter for the module of Boltz-2 that computes the data shared by all sampler steps."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class ConditioningWeights(NamedTuple):
 class BoltzConditioningForward(AutocastForward[ConditioningWeights]):
     """Conditioning of pairs, and the biases of all layers that attend to them.
 
-    Boltz normalizes pairs anew for each of 24 layers. Here, one projection of pairs that are
-    normalized once computes the biases of all. They are views with the pairs of a head next to each
-    other, as attention reads them, in the dtype of products.
+    Boltz normalizes pairs anew for each of 24 layers. Here, pairs are normalized once, and one
+    projection computes the biases of all layers. The biases are views with the pairs of a head next
+    to each other, as attention reads them, in the dtype of products.
     """
 
     supported = "the conditioning of Boltz-2"

@@ -1,4 +1,4 @@
-"""Submodules of classes of Boltz-1 and Boltz-2, by which their modules are recognized."""
+"""Submodules of classes of Boltz-1 and Boltz-2, used to recognize their modules."""
 
 from __future__ import annotations
 

@@ -152,14 +152,14 @@ class Boltz1ScoreForward(BoltzScoreForward):
         return [len(stack.layers) for stack in stacks]
 
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
-        """Refuse samplers without a cache, and what the base class refuses."""
+        """Refuse samplers without a cache, and everything that the base class refuses."""
         cache = arguments.get("model_cache")
         if not isinstance(cache, dict):
             return "the sampler does not use its cache, see use_inference_model_cache"
         return super().refusal(arguments) if cache else None
 
     def bias_shapes(self, given: Given, samples: int) -> list[tuple[int, ...]]:
-        """Return the sizes of biases; those of atoms contain the samples."""
+        """Return the sizes of biases; the sizes of atoms include the samples."""
         batch, windows, queries, keys = self.windows(given)
         n, atoms = given.token_mask.shape[1], sum(self._depths[:2])
         heads = [x.shape[1] if x.dim() > 1 else 0 for x in given.biases]

@@ -75,7 +75,7 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True)
 class NetworkStep:
-    """Step of a network, a `Step` of what `prepare` returns."""
+    """Step of a network, computed from the results of `prepare`."""
 
     backend: str | None
     weights: ScoreWeights
@@ -95,7 +95,7 @@ class NetworkStep:
 
 
 class ScoreForward(SamplingForward[ScoreWeights]):
-    """Network that is given what the steps of a run have in common."""
+    """Network that is given the data shared by the steps of a run."""
 
     @abstractmethod
     def given(self, arguments: Mapping[str, Any]) -> Given | None:
@@ -107,7 +107,7 @@ class ScoreForward(SamplingForward[ScoreWeights]):
 
     @abstractmethod
     def biases(self, given: Given, products: torch.dtype) -> Biases:
-        """Return all biases, in their dtype, or that of products if it is smaller."""
+        """Return all biases in their dtype, or in the dtype of products if it is smaller."""
 
     @property
     @abstractmethod
@@ -117,7 +117,7 @@ class ScoreForward(SamplingForward[ScoreWeights]):
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
         """Refuse inputs of unexpected shapes, dtypes or devices, and unusual masks and windows.
 
-        The values of what all steps have in common are checked once.
+        The values of the data shared by all steps are checked once.
         """
         given = self.given(arguments)
         if given is None:
@@ -187,7 +187,7 @@ class ScoreForward(SamplingForward[ScoreWeights]):
         return None if found is None else (found[0], found[1])
 
     def compute(self, arguments: Mapping[str, Any], begun: Results | None) -> Any:
-        """Return what the network returns: the update of positions [B R, M, 3]."""
+        """Return the network's result: the update of positions [B R, M, 3]."""
         return self.results(arguments, begun)[0]
 
     def results(self, arguments: Mapping[str, Any], begun: Results | None) -> Results:

@@ -1,4 +1,4 @@
-"""Weights of Boltz-1 and Boltz-2, as the parts that all models of structures share read them."""
+"""Weights of Boltz-1 and Boltz-2, in the form of the code shared by structure models."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def diffusion_layers(module: Any) -> list[DiffusionLayer]:
     Raises
     ------
     InputError
-        If it is built in another way than the package builds it.
+        If it is built differently from the package's own.
     """
     return [_layer(layer) for layer in module.layers]
 
@@ -178,7 +178,7 @@ def _conditions(norm: Any, gate: Any) -> ConditionMaps:
 
 
 def score_conditions(module: Any, wide: torch.dtype) -> ConditionWeights:
-    """Read the weights that embed tokens and noise levels; those of waves in a wide dtype.
+    """Read the weights that embed tokens and noise levels; weights of waves in a wide dtype.
 
     Raises
     ------
@@ -201,12 +201,12 @@ def score_conditions(module: Any, wide: torch.dtype) -> ConditionWeights:
 
 
 def score_maps(own: Any, rows: torch.dtype) -> AtomMaps:
-    """Read the maps from and to atoms of a score network; those of positions in a dtype of rows.
+    """Read the maps from and to atoms of a score network; maps of positions in the dtype of rows.
 
     Raises
     ------
     InputError
-        If its atoms have another activation than ReLU.
+        If its atoms have an activation other than ReLU.
     """
     encoder, decoder = own.atom_attention_encoder, own.atom_attention_decoder
     update = decoder.atom_feat_to_atom_pos_update

@@ -29,7 +29,7 @@ WINDOWS = ("attn_window_queries", "attn_window_keys")
 _SIDES = (16, 32, 64, 128)
 
 Problems = dict[str, Tensor]
-"""Reasons of refusals, and whether they apply."""
+"""Reasons for refusals, and whether they apply."""
 
 
 def windows(atoms: Tensor, queries: int, keys: int) -> Tensor:
@@ -68,7 +68,7 @@ def first_problem(problems: Problems) -> str | None:
 
 
 def check_sides(transformer: Any) -> None:
-    """Raise unless kernels support the windows of a transformer.
+    """Check that kernels support the windows of a transformer.
 
     Raises
     ------

@@ -120,7 +120,7 @@ class DockingForward(FastForward[Docking]):
         return None
 
     def compute(self, arguments: Mapping[str, Any], begun: None) -> Any:
-        """Return scores, or confidences of a model of these."""
+        """Return scores or, for a confidence model, confidences."""
         del begun
         docking, data, model = self.weights, arguments["data"], self.module
         self._hide_identities(data)
@@ -140,10 +140,10 @@ class DockingForward(FastForward[Docking]):
             data[RECEPTOR].x = data[RECEPTOR].x * 0
 
     def prepare(self, data: Any, time: float) -> None:
-        """Keep with a batch what calls would wait for or repeat.
+        """Store with a batch the data that calls would wait for or recompute.
 
-        These are rotatable bonds, norms of scores, and sorted contacts of residues. All complexes
-        are at one time, which is set. Bonds and contacts must not change afterwards.
+        The data are rotatable bonds, norms of scores, and sorted contacts of residues. All
+        complexes are at the same given time. Bonds and contacts must not change afterwards.
         """
         model, ligand = self.module, data[LIGAND]
         keep_receptor_edges(data)
@@ -202,7 +202,7 @@ class SharedDockingForward(DockingForward):
         return encode_shared(docking, data, cutoff)
 
     def share(self, receptors: Any, data: Any, residues: Tensor, edges: Tensor) -> None:
-        """Keep with a batch the embeddings of its receptors, each of which is embedded once."""
+        """Store with a batch the embeddings of its receptors; each receptor is embedded once."""
         if self.backend is None or self.module.training or self._update() is not None:
             return
         self._hide_identities(receptors)

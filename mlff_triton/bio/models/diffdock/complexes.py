@@ -42,15 +42,15 @@ class Graph(NamedTuple):
 
 
 def function_of(model: nn.Module, name: str) -> Any:
-    """Return what the Python module that defines a model calls by a name."""
+    """Look up a name in the Python module that defines a model."""
     return type(model).forward.__globals__[name]
 
 
 def spherical_harmonics(vectors: Tensor, degree: int) -> Tensor:
-    """Return real harmonics [E, (degree + 1)^2] of directions, as e3nn orders and scales them.
+    """Return real harmonics [E, (degree + 1)^2] of directions, in e3nn's order and scale.
 
-    Those of one degree have the norm ``sqrt(2 l + 1)``. The degree is at most 2. Vectors of length
-    zero have the direction zero.
+    The harmonics of one degree have the norm ``sqrt(2 l + 1)``. The degree is at most 2. Vectors of
+    length zero have the direction zero.
     """
     direction = nn.functional.normalize(vectors, dim=-1)
     parts = [torch.ones_like(direction[:, :1])]
@@ -161,7 +161,7 @@ def keep_receptor_edges(data: Any) -> None:
 
 
 def center_graph(model: Any, data: Any) -> Graph:
-    """Return edges from all atoms of ligands to the centers of these."""
+    """Return edges from all atoms of ligands to the centers of the ligands."""
     ligand, batch = data["ligand"], data["ligand"].batch
     atoms = torch.arange(len(batch), device=batch.device)
     edges = Edges.of(batch, atoms, data.num_graphs, len(batch))

@@ -18,7 +18,7 @@ Ends = tuple[tuple[Tensor, Tensor], ...]
 
 
 class Group(NamedTuple):
-    """Edges that one network gives their weights.
+    """Edges whose weights come from one network.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ def convolve(
 ) -> Tensor:
     """Return sums [receivers, columns of the product] over the edges of all groups.
 
-    Groups have the same receivers. The layer has one network for all, or one per group, of which
+    Groups have the same receivers. The layer has one network for all groups, or one per group;
     those from ``first`` on are used.
     """
     parts = []

@@ -1,4 +1,4 @@
-"""Edges in the order of their receivers, as the convolution reads them."""
+"""Edges in the order of their receivers, as required by the convolution."""
 
 from __future__ import annotations
 

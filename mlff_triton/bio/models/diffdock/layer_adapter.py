@@ -17,7 +17,7 @@ from mlff_triton.bio.models.diffdock.weights import Convolution
 from mlff_triton.kernels.convolution.protocol import ConvolutionOperators
 
 WATCHED = ("eps",)
-"""Attributes that may change: those of normalizations."""
+"""Attributes of normalizations, which may change."""
 
 PRECISION = "other precisions than that of the parameters are not supported"
 
@@ -62,7 +62,7 @@ class ConvolutionForward(FastForward[Layer]):
         return Layer(Convolution.of(self.module, self.dtype), convolution_operators(self.backend))
 
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
-        """Refuse other precisions than the parameters', and arguments of other kinds."""
+        """Refuse precisions other than the parameters', and arguments of other kinds."""
         if self.parameter.dtype != self.dtype:
             return PRECISION
         given: list[Any] = [arguments.get(name) for name in ARGUMENTS[:4]]

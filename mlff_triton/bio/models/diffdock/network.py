@@ -172,7 +172,7 @@ def encode_separate(docking: Docking, data: Any, cutoff: Any) -> Encoded:
 
 
 def _searched(model: Any, data: Any, cutoff: Any) -> tuple[Graph, Graph]:
-    """Return the graphs whose edges must be found: those of ligands, and with receptors.
+    """Return the graphs whose edges must be found: within ligands, and with receptors.
 
     The host waits for the numbers of edges, so this comes before layers that need them.
     """
@@ -222,7 +222,7 @@ def _alone(
 def _embedded_receptor(docking: Docking, data: Any) -> tuple[Graph, Tensor]:
     """Return the graph of residues and their embeddings at the present time.
 
-    What does not depend on the time is kept with the data, as the original does.
+    As in the original, results that do not depend on the time are kept with the data.
     """
     model, receptor, contacts = docking.model, data["receptor"], data["receptor", "receptor"]
     edges = receptor_edges(data)

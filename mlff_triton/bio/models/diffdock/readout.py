@@ -58,9 +58,9 @@ class Unencoded(NamedTuple):
 
 
 def unencoded(model: Any, data: Any, sigmas: Sequence[Tensor]) -> Unencoded:
-    """Return inputs of scores, for which the host waits unless they are kept with the data.
+    """Return inputs of scores; the host waits for them unless they are kept with the data.
 
-    If this comes before the layers, they are queued without any wait.
+    If this comes before the layers, the layers are queued without any wait.
     """
     bonds = rotatable_bonds(model, data)
     graph = bond_graph(model, data, bonds) if bonds.shape[1] else None

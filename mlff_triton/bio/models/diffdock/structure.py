@@ -12,7 +12,7 @@ from mlff_triton.bio.models.diffdock.weights import ACTIVATIONS, read_irreps, re
 from mlff_triton.kernels.convolution.types import MAX_DEGREE, MODES
 
 SOURCES = ("models.", "utils.", "DiffDock.", "diffdock.", "e3nn.")
-"""Packages of the repository, from its folder or as parts of a package, and e3nn."""
+"""Packages of e3nn and of the repository, imported from its folder or as parts of a package."""
 
 LAYERS = ("TensorProductConvLayer", "OldTensorProductConvLayer")
 PRODUCTS = ("FullyConnectedTensorProduct", "TensorProduct", "FasterTensorProduct")
@@ -123,10 +123,10 @@ RIGID = frozenset(
     }
 )
 TORSION = frozenset({"final_edge_embedding", "final_tp_tor", "tor_bond_conv", "tor_final_layer"})
-"""Submodules of models: of all, of an architecture, and for scores of poses and torsions."""
+"""Submodules of all models, of an architecture, and for scores of poses and torsions."""
 
 HARMONICS = "1x0e", "1x1o", "1x2e"
-"""Irreps of the harmonics of edges, of which a model has the first ones."""
+"""Irreps of the harmonics of edges; a model has the first ones."""
 
 
 def is_shared_model(module: Any) -> bool:
@@ -166,7 +166,7 @@ def _is_model(module: Any, layers: frozenset[str]) -> bool:
 
 
 def _has_parts(module: Any, layers: frozenset[str]) -> bool:
-    """Return True if a model has the submodules of its kind, and no others."""
+    """Return True if a model has exactly the submodules of its kind."""
     needed = EMBEDDINGS | layers
     if module.confidence_mode:
         needed = needed | {"confidence_predictor"}

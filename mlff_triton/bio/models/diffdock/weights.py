@@ -28,7 +28,7 @@ class Network(NamedTuple):
     Attributes
     ----------
     layers : list of Linear
-        All maps but the last, each of which the activation follows.
+        All maps but the last; the activation follows each of them.
     last : Linear
         Map to the weights of the tensor product.
     activation : str
@@ -46,7 +46,7 @@ class Normalization(NamedTuple):
     Attributes
     ----------
     scale, shift : [columns]
-        Factors, and what is added.
+        Factors and terms.
     """
 
     scale: Tensor
@@ -118,7 +118,7 @@ class Convolution(NamedTuple):
 
 
 def read_irreps(irreps: Any) -> Irreps:
-    """Return e3nn's irreps as ours."""
+    """Convert e3nn's irreps to ours."""
     return tuple(Irrep(count, irrep.l, irrep.p) for count, irrep in irreps)
 
 
@@ -147,7 +147,7 @@ TERMS = {
 
 
 def _faster_product(module: Any) -> TensorProduct:
-    """Return DiffDock's own product of degree 1, whose weights lie in the order of outputs."""
+    """Return DiffDock's own product of degree 1, with weights in the order of outputs."""
     node, output = read_irreps(module.in_irreps), read_irreps(module.out_irreps)
     harmonics = (Irrep(1, 0, 1), Irrep(1, 1, -1))
     at = {str(irrep).partition("x")[2]: i for i, irrep in enumerate(node)}
@@ -213,7 +213,7 @@ def _starts(irreps: Irreps) -> list[int]:
 
 
 def _normalization(norm: Any) -> Normalization:
-    """Return e3nn's batch normalization, whose even scalars have a mean and a bias."""
+    """Return e3nn's batch normalization; its even scalars have a mean and a bias."""
     scale = exact(norm.weight) * (exact(norm.running_var) + norm.eps).rsqrt()
     widths, is_scalar = [], []
     for count, width, scalar in norm.irs:

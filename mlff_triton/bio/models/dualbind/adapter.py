@@ -33,7 +33,7 @@ CLASSES = {
 """Classes of the modules that the fast forward stands for, other than maps and normalizations."""
 
 LOSS = "mtl_loss.log_sigma"
-"""Parameter of the loss, which the energy does not depend on."""
+"""Parameter of the loss; the energy does not depend on it."""
 
 CHANNELS = (16, 32, 64, 128, 256)
 HEAD_CHANNELS = (16, 32, 64, 128)
@@ -52,10 +52,10 @@ class DualBind(NamedTuple):
 class DualBindForward(FastForward[DualBind]):
     """Energies of protein-ligand complexes.
 
-    Memory does not limit the size of a batch, as a few dozen complexes are computed at a time.
+    Memory does not limit the size of a batch, because a few dozen complexes are computed at a time.
     Kinds of atoms that the model does not know give NaN, and complexes without contacts zero.
     Kernels multiply halves of activations in float16: those larger than 65504 become infinite, and
-    the energy is not finite. Weights that are as large need the original ``forward``.
+    the energy is not finite. Weights of this size need the original ``forward``.
     """
 
     supported = "DualBind"

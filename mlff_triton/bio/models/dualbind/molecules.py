@@ -20,7 +20,7 @@ from mlff_triton.bio.models.dualbind.weights import MoleculeWeights
 
 
 class Molecules(NamedTuple):
-    """Atoms and bonds of ligands, as chemprop 1 makes them; row 0 of each stands for none.
+    """Atoms and bonds of ligands, as in chemprop 1; row 0 of each is a placeholder.
 
     Attributes
     ----------

@@ -16,7 +16,7 @@ from mlff_triton.kernels.binding.protocol import BindingOperators
 from mlff_triton.kernels.binding.types import PARTS, Layout
 
 UNKNOWN_RADIUS = 1e-4
-"""Distance from the origin in Å within which positions are unknown, and atoms are left out."""
+"""Distance from the origin in Å within which positions count as unknown and atoms are skipped."""
 
 MAX_ATOMS = 2**16
 """Padded atoms that are computed at a time. Each takes about 32 KiB of the GPU's memory."""
@@ -49,7 +49,7 @@ class Complexes(NamedTuple):
     kinds: Tensor
 
     def chunks(self) -> list[Complexes]:
-        """Divide the complexes so that each part has about `MAX_ATOMS` padded atoms at most."""
+        """Divide the complexes into parts with at most about `MAX_ATOMS` padded atoms each."""
         n_atoms = self.ligand_kinds[:1].numel() + self.kinds[:1].numel()
         size = max(1, MAX_ATOMS // max(1, n_atoms))
         return [Complexes(*parts) for parts in zip(*(x.split(size) for x in self), strict=True)]

@@ -17,7 +17,7 @@ from mlff_triton.kernels.transformer.protocol import TransformerOperators
 from mlff_triton.kernels.transformer.reference import operators as reference
 from mlff_triton.kernels.transformer.types import PackedRows
 
-# Operations per forward pass from which waiting for the number of tokens pays.
+# Operations per forward pass above which waiting for the number of tokens pays.
 LARGE = 6e12
 
 

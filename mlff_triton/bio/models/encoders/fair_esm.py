@@ -72,7 +72,7 @@ class ESM2Forward(FastForward[ReadyModel]):
         return refused_values(self._checks(tokens))
 
     def _checks(self, tokens: Tensor) -> list[tuple[ValueCheck, Tensor]]:
-        """Return the check of tokens; padding counts, although it is not looked up."""
+        """Return the check of tokens; padding counts, although its embedding is not read."""
         self._token_check = self._token_check.of(len(self.module.embed_tokens.weight))
         return [(self._token_check, tokens)]
 

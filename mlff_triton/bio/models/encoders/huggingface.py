@@ -159,7 +159,7 @@ class EncoderForward(FastForward[ReadyEncoder]):
         return checks
 
     def _longest(self) -> float:
-        """Return the number of tokens that certainly have positions."""
+        """Return the number of tokens for which positions are guaranteed."""
         if _position_type(self.module) != "absolute":
             return math.inf
         padding = getattr(self.module.embeddings, "padding_idx", None)
@@ -323,8 +323,8 @@ def _passes_mask_to_embeddings(module: nn.Module) -> bool:
     """Return True if token dropout excludes padding.
 
     Some versions of transformers, such as 4.57 and 5.0, do not pass the attention mask on to the
-    embeddings. Keywords used in a function's calls are constants of its code, which tells the
-    versions apart.
+    embeddings. Keywords used in a function's calls are constants of its code, which distinguishes
+    the versions.
     """
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     called = [set(c) for c in getattr(code, "co_consts", ()) if isinstance(c, tuple)]

@@ -73,7 +73,7 @@ class Layout(NamedTuple):
 
     @property
     def live(self) -> Tensor | None:
-        """Number of rows in use, int32 [1]; None for few rows, as computing all is then faster."""
+        """Number of rows in use, int32 [1]; None for few rows, where computing all is faster."""
         return self.packed.row_ptr[-1:] if len(self.packed.token) > FEW_ROWS else None
 
 
@@ -281,7 +281,7 @@ def fold_norm(linear: Linear, norm: Norm | None, dtype: torch.dtype) -> TokenLin
 
 
 def _qkv(layer: Layer, encoder: EncoderWeights) -> Linear:
-    """Return the map to queries, keys and values in the order that the kernels want.
+    """Return the map to queries, keys and values in the order that the kernels expect.
 
     With rotary embeddings, the rows i and i + D / 2 of each head's queries and keys, which are
     rotated together, are interleaved.

@@ -20,7 +20,7 @@ Steps: TypeAlias = list[tuple[Norm | Linear, str]]
 
 
 class Traced(NamedTuple):
-    """Steps of a traced module, and what else its ``forward`` depends on, see `python_state`."""
+    """Steps of a traced module, and other state of its ``forward``, see `python_state`."""
 
     steps: Steps
     state: list[Any]
@@ -36,7 +36,7 @@ class PartForward(FastForward[Weights | None]):
     module: Any  # of a known structure
 
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
-        """Refuse inputs of another dtype than the parameters, and inputs that need gradients."""
+        """Refuse inputs with a dtype other than the parameters', and inputs that need gradients."""
         x, own = arguments.get(self._names[0]), self.parameter
         if not isinstance(x, Tensor) or x.is_nested:
             return "its input is not a dense tensor"
@@ -120,7 +120,7 @@ class MLPForward(PartForward[Traced]):
         return Traced(read, python_state(self.module))
 
     def _is_current(self, reading: Reading[Traced | None]) -> bool:
-        """Return True if a trace would be the same again, and the weights too."""
+        """Return True if a new trace would give the same steps and weights."""
         traced = reading.weights
         is_same = traced is None or traced.state == python_state(self.module)
         return is_same and super()._is_current(reading)
