@@ -141,7 +141,7 @@ def _advance(rises, falls, planes, letter, up, down, two, W: tl.constexpr, PLANE
     """Compute the next column of a lane's words.
 
     The highest bits of ``up`` and ``down`` are set where D rises or falls along the row above the
-    first word. Those returned refer to the last row.
+    first word. The returned values refer to the last row.
     """
     bits = _bits(letter, PLANES)
     new_rises = ()
@@ -396,7 +396,7 @@ def _launch(
 
 
 def _check(pairs: Pairs) -> None:
-    """Raise unless dtypes, shapes and devices agree."""
+    """Check that dtypes, shapes and devices agree."""
     check_device(*pairs)
     if pairs.letters.dtype != torch.uint8:
         raise InputError(f"letters have dtype {pairs.letters.dtype}: use uint8 codes")

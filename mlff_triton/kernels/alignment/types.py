@@ -113,7 +113,7 @@ def join_runs(parts: list[Runs]) -> Runs:
 
 
 def arrange_runs(runs: Runs, order: Tensor) -> Runs:
-    """Reorder alignments such that pair p becomes what was pair ``order[p]``."""
+    """Reorder alignments so that the new pair p is the old pair ``order[p]``."""
     start, indices = locate_runs(runs.start[order], runs.start.diff()[order])
     return Runs(start, runs.operation[indices], runs.length[indices])
 

@@ -29,7 +29,7 @@ def check_graph(
     product: TensorProduct,
     reduce: str,
 ) -> None:
-    """Raise unless nodes, harmonics and a CSR graph fit a product.
+    """Check that nodes, harmonics and a CSR graph fit a product.
 
     Raises
     ------

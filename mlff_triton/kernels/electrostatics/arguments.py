@@ -12,7 +12,7 @@ from mlff_triton.kernels.common.checks import FLOATS, check_device, check_intege
 
 
 def check_atoms(charges: Tensor, positions: Tensor, cell: Tensor, batch: Tensor | None) -> None:
-    """Raise unless shapes, dtypes and devices of atoms and cells fit together.
+    """Check that shapes, dtypes and devices of atoms and cells fit together.
 
     Raises
     ------

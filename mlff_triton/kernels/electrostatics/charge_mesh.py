@@ -1,8 +1,8 @@
 """Charges on a mesh, and potentials between its points, by B-splines.
 
 An atom at ``u`` in units of mesh points has the weight ``M(u - k)`` at point ``k``, for the p
-points up to ``floor(u)`` in each direction. Charges are added to mesh points as integers, whose sum
-is the same in any order, so that all atoms add theirs at once. Their unit is so small that the sum
+points up to ``floor(u)`` in each direction. Charges are added to mesh points as integers, so that
+sums do not depend on their order and all atoms can add at once. Their unit is so small that the sum
 of the sizes of all charges just fits into 64 bits.
 """
 

@@ -4,8 +4,8 @@
 
 for points i and charges j, with E of `PairTerms`. All distances are computed, in float64: fifty
 points and 25,000 charges have a million, fewer than a neighbor list would pay for. A program owns
-what it writes, and sums in a fixed order. In a box, vectors are those between nearest images, which
-are right up to half the box. Arguments and results are those of
+the values it writes, and sums in a fixed order. In a box, vectors are those between nearest images,
+which are right up to half the box. Arguments and results are those of
 `mlff_triton.kernels.electrostatics.reference.cross_pairs`.
 """
 
@@ -220,7 +220,7 @@ def _box_and_terms(points: Tensor, box: Tensor | None, terms: PairTerms) -> tupl
 
 
 def _kind(box: Tensor | None, terms: PairTerms) -> dict[str, bool]:
-    """Return what kernels are compiled for."""
+    """Return the constants that kernels are compiled for."""
     return {
         "PERIODIC": box is not None,
         "EWALD": terms.splitting > 0,

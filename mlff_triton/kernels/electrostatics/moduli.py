@@ -1,4 +1,4 @@
-"""Discrete Fourier transforms of B-splines, by which smooth particle-mesh Ewald divides.
+"""Discrete Fourier transforms of B-splines, the divisors of smooth particle-mesh Ewald.
 
 After U. Essmann et al., J. Chem. Phys. 103, 8577 (1995), https://doi.org/10.1063/1.470117, equation
 4.4.

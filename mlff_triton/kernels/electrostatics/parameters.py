@@ -1,7 +1,7 @@
 """Splitting parameter and mesh of particle-mesh Ewald for a requested error.
 
-Errors are root mean squares over the forces on all atoms, relative to that of the forces. Those of
-the sum in real space are estimated as by J. Kolafa and J. W. Perram, Mol. Simul. 9, 351 (1992),
+Errors are root mean squares over all atoms, relative to the root mean square of the forces. Those
+of the sum in real space are estimated as by J. Kolafa and J. W. Perram, Mol. Simul. 9, 351 (1992),
 https://doi.org/10.1080/08927029208049126, equation 18:
 
     2 q^2 C sqrt(rho / cutoff) exp(-(alpha cutoff)^2)
@@ -57,9 +57,9 @@ def pme_parameters(
         Cutoff of the sum in real space, Å. It may exceed half the cell, as long as the neighbor
         list contains all images.
     error : float
-        Largest error of forces, from 1e-9 to 1e-2: its root mean square over atoms, relative to
-        that of the forces. Half its square is left to each of both sums. Below 1e-6, charges must
-        be float64.
+        Largest error of forces, from 1e-9 to 1e-2: its root mean square over atoms, relative to the
+        root mean square of the forces. Half its square is left to each of both sums. Below 1e-6,
+        charges must be float64.
     order : {4, 5, 6}
         Order of the B-splines. A mesh for a higher order is coarser, with more points per atom.
     slab : {0, 1, 2}, optional

@@ -1,4 +1,4 @@
-"""Operators of the field of charges, as a type that kernels, loops and references satisfy."""
+"""Type of the operators of the field of charges, for kernels, loops and references."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def check_values(
     *,
     warn_charged: bool = False,
 ) -> None:
-    """Raise unless particle-mesh Ewald has a meaning for these systems.
+    """Check that particle-mesh Ewald has a meaning for these systems.
 
     Parameters
     ----------

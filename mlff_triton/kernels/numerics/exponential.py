@@ -12,7 +12,7 @@ import triton.language as tl
 LOG2_E = tl.constexpr(1.4426950408889634)
 """Factor of exponents of e that makes them exponents of two."""
 
-_LOG2_E_REST = tl.constexpr(1.92596298909109e-08)  # what float32 leaves of it
+_LOG2_E_REST = tl.constexpr(1.92596298909109e-08)  # the remainder beyond float32
 LN_2 = tl.constexpr(0.6931471805599453)
 _ZERO = tl.constexpr(-1000.0)  # its exponential is zero
 _TO_WHOLE = tl.constexpr(12583039.0)  # 3 2**22, whose sums are whole, and the bias of exponents

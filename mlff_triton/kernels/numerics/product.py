@@ -4,7 +4,7 @@
 
 A kernel names a scheme, PRECISION, which its launcher has from `scheme_of`. Those that split
 operands into two parts are defined in `mlff_triton.kernels.numerics.split`. Any other one is a
-precision of `tl.dot`, such as "ieee" or "bf16x6", which multiplies operands as they are.
+precision of `tl.dot`, such as "ieee" or "bf16x6", which multiplies unchanged operands.
 
 Operands are tuples of parts: of one block, or of the blocks of high and of low parts. Tensor cores
 round sums toward zero (https://doi.org/10.7717/peerj-cs.330), so sums over long axes are added in
@@ -125,7 +125,7 @@ def split_scaled(x):
 def load(pointers, mask, n_rows, n_columns, PRECISION: tl.constexpr):
     """Load the parts of a block of an operand [n_rows, n_columns], or [2, ...] if it is split.
 
-    The pointers are those of the high parts. The mask may be None.
+    The pointers refer to the high parts. The mask may be None.
     """
     other: tl.constexpr = None if mask is None else 0.0
     high = tl.load(pointers, mask, other)

@@ -1,4 +1,4 @@
-"""Float32 values as sums of two parts in lower precision, whose products take tensor cores.
+"""Float32 values as sums of two parts in lower precision, multiplied on tensor cores.
 
     "tf32x3"            x = high + low              TF32
     "halves"            x = (high + low) unit       float16, one power of two per row or column
@@ -6,7 +6,7 @@
     "shifted_halves"    x = high + low / 2^11       float16
 
 Each part has eleven bits, so their sum lacks at most the last two of a float32 value. Three
-products of parts replace one product, as the product of both low parts is below its precision.
+products of parts replace one product, because the product of both low parts is below its precision.
 Halves take half the time of TF32 and work on GPUs without it, but have the range of float16: values
 up to 65504 as "shifted_halves", and up to 255 as "fixed_halves". With units, there is no limit. The
 low parts of small values would leave this range, so either they alone are scaled, and the products

@@ -15,7 +15,7 @@ _MOST_CHANNELS = 512
 
 
 def check_rows(name: str, x: Tensor, weight: Tensor) -> None:
-    """Raise unless rows can be updated in place by layers with such a weight.
+    """Check that rows can be updated in place by layers with such a weight.
 
     Raises
     ------
@@ -33,7 +33,7 @@ def check_rows(name: str, x: Tensor, weight: Tensor) -> None:
 
 
 def check_strided_rows(x: Tensor, weight: Tensor) -> None:
-    """Raise unless rows x [B, R, S, C] with any strides can be read by layers with such a weight.
+    """Check that rows x [B, R, S, C] with any strides can be read by layers with such a weight.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def head_width(name: str, width: int, heads: int) -> int:
 
 
 def check_norm(name: str, norm: Norm, x: Tensor) -> None:
-    """Raise unless a normalization fits rows.
+    """Check that a normalization fits rows.
 
     Raises
     ------

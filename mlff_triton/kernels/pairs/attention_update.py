@@ -199,7 +199,7 @@ def pair_biases(z: Tensor, norm: Norm, weight: Tensor, shift: Tensor | None = No
 
 
 def _check_maps(s: Tensor, weights: TokenAttentionWeights) -> None:
-    """Raise unless the weights of `token_attention_` fit to each other and to the tokens."""
+    """Check that the weights of `token_attention_` fit one another and the tokens."""
     norm, query, key, value, gate, out, query_bias = weights
     maps = {"query": query, "key": key, "value": value, "gate": gate}
     check_same(FLOATS, {**maps, "out": out})

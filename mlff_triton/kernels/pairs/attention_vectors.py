@@ -22,13 +22,13 @@ _ELEMENTS = 2048  # per program
 
 
 class Vectors(NamedTuple):
-    """Keys or values as a kernel multiplies by them.
+    """Keys or values in the form in which a kernel multiplies by them.
 
     Attributes
     ----------
     parts : [P, B, R, T, H, D]
-        Vectors in half precision, or the high and the low halves of vectors in float32. Those of a
-        head follow each other, in rows that are aligned.
+        Vectors in half precision, or the high and the low halves of vectors in float32. The vectors
+        of a head follow each other in aligned rows.
     unit : float32 [B, R, T, H], optional
         Units of halves, with those of a head next to each other.
     """

@@ -5,9 +5,9 @@
     x <- x + D (silu(G y) (U y)) sigmoid(gate)                        transition
 
 Transitions of Boltz have a second factor (U' y). Scales, shifts and gates are maps of the
-conditioning, which does not change from layer to layer: those of all layers can be computed by one
-product. Samples can share them as expanded tensors. A library computes the products of these wide
-layers, and the kernels here compute what lies between them.
+conditioning, which does not change from layer to layer: the biases of all layers can be computed by
+one product. Samples can share them as expanded tensors. A library computes the products of these
+wide layers, and the kernels here compute what lies between them.
 
 Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
 AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 24 to 26 of the supplement.
@@ -65,7 +65,7 @@ def conditioned_attention_(
         or of those in each window, see `window_attention`.
     weights : ConditionedAttentionWeights
         Weights, float16, bfloat16 or float32, or split. With float32 weights, linear maps follow
-        PyTorch's setting of TF32, and those of split ones do not.
+        PyTorch's setting of TF32; with split weights, they do not.
     mask : [B, R, S], optional
         Nonzero for tokens that are kept as keys; all by default.
 
@@ -227,7 +227,7 @@ def conditioned_windows_(
 
 
 def _check_attention(x: Tensor, bias: Tensor, weights: ConditionedAttentionWeights) -> None:
-    """Raise unless weights of attention fit to rows and biases."""
+    """Check that weights of attention fit rows and biases."""
     inputs, _, out = weights
     channels, heads = x.shape[-1], bias.shape[-3]
     width = _check_maps("inputs", inputs, "out", out, channels) // 4
@@ -236,7 +236,7 @@ def _check_attention(x: Tensor, bias: Tensor, weights: ConditionedAttentionWeigh
 
 
 def _check_transition(x: Tensor, weights: ConditionedTransitionWeights) -> None:
-    """Raise unless weights of a transition fit to rows."""
+    """Check that weights of a transition fit rows."""
     inputs, down = weights
     rows = _check_maps("inputs", inputs, "down", down, x.shape[-1])
     hidden = high(down).shape[1]
@@ -246,7 +246,7 @@ def _check_transition(x: Tensor, weights: ConditionedTransitionWeights) -> None:
 
 
 def _check_maps(first: str, inputs: Map, last: str, out: Map, channels: int) -> int:
-    """Raise unless two maps have one dtype; return the number of rows of the first one.
+    """Check that two maps have one dtype; return the number of rows of the first one.
 
     Split maps count as float32.
     """

@@ -209,7 +209,7 @@ def gated_update_(x: Tensor, y: Tensor, norm: Norm, gate: Tensor, out: Tensor) -
 
 
 def _check(x: Tensor, y: Tensor, norm: Norm, gate: Tensor, out: Tensor) -> None:
-    """Raise unless the arguments of `gated_update_` fit together."""
+    """Check that the arguments of `gated_update_` fit together."""
     check_same(FLOATS, {"gate": gate, "out": out, "y": y})
     check_strided_rows(x, gate)
     check_norm("norm", norm, x)

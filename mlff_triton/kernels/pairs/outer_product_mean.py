@@ -218,7 +218,7 @@ def _counts(msa: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _check(z: Tensor, msa: Tensor, weights: OuterProductWeights, mask: Tensor | None) -> None:
-    """Raise unless the arguments of `outer_product_mean_` fit together."""
+    """Check that the arguments of `outer_product_mean_` fit together."""
     check_shape("msa", msa, ("B", "S", "N", "C"))
     batches, depth, n, channels = msa.shape
     check_shape("z", z, (batches, n, n, "P"))

@@ -530,7 +530,7 @@ def _key_ranges(mask: Tensor) -> Tensor:
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None) -> None:
-    """Raise unless the arguments of `pair_attention` fit together."""
+    """Check that the arguments of `pair_attention` fit together."""
     check_device(*(x for x in (q, k, v, bias, mask) if x is not None))
     check_shape("q", q, ("B", "R", "S", "H", "D"))
     batches, rows, queries, heads, dim = q.shape

@@ -38,8 +38,8 @@ def pair_average_(
     weights : AverageWeights
         Weights, float16, bfloat16 or float32. Products have this precision, and sums float32.
     mask : [B, N, N], optional
-        Nonzero for pairs whose second token is averaged; all by default. Averages of tokens
-        without any are those of all tokens.
+        Nonzero for pairs whose second token is averaged; all by default. Tokens without any get the
+        average over all tokens.
 
     Returns
     -------

@@ -288,7 +288,7 @@ def _columns(projection: Projection, tile: Tile) -> int:
 
 
 def _check(x: Tensor, norm: Norm, maps: Sequence[Projection], mask: Tensor | None) -> None:
-    """Raise unless the arguments of `project_rows` fit together."""
+    """Check that the arguments of `project_rows` fit together."""
     check_same(FLOATS, {f"weight {k}": m.weight for k, m in enumerate(maps)})
     check_strided_rows(x, maps[0].weight)
     check_device(x, *(m.out for m in maps))

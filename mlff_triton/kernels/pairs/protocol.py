@@ -1,4 +1,4 @@
-"""The operators on pairs and tokens as a type, which kernels and references satisfy."""
+"""Type of the operators on pairs and tokens, for kernels and references."""
 
 from __future__ import annotations
 

@@ -270,7 +270,7 @@ def launch_split_linear(
 
 
 def _check(x: SplitOperand, weight: SplitOperand, bias: Tensor | None) -> None:
-    """Raise unless the arguments of `split_linear` fit together."""
+    """Check that the arguments of `split_linear` fit together."""
     check_device(*x, *weight, *([] if bias is None else [bias]))
     check_shape("weight.high", weight.high, ("C", "K"))
     n_out, n_in = weight.high.shape

@@ -57,8 +57,8 @@ _PLACES = tl.constexpr(16)  # next to each other, that a warp reads of each chan
 def _locate(n, side, M: tl.constexpr):
     """Return the places [M] of pairs in planes and in rows of pairs, and which of them exist.
 
-    They are found in 32 bits, in which divisions are much faster, and fit. Offsets of channels do
-    not, so the places are returned in 64 bits.
+    They fit in 32 bits, in which divisions are much faster. Offsets of channels do not, so the
+    places are returned in 64 bits.
     """
     place = tl.program_id(0) * M + tl.arange(0, M)
     i, j = place // side, place % side
@@ -359,7 +359,7 @@ def _factors(z: Tensor, weights: TriangleWeights, mask: Tensor | None) -> Tensor
 
 
 def _check(z: Tensor, weights: TriangleWeights, mask: Tensor | None, out: Tensor) -> None:
-    """Raise unless the arguments of `triangle_multiplication_` fit together."""
+    """Check that the arguments of `triangle_multiplication_` fit together."""
     check_shape("z", z, ("B", "N", "N", "C"))
     batches, n, _, channels = z.shape
     check_shape("z", z, (batches, n, n, channels))

@@ -227,7 +227,7 @@ class WindowConditions(NamedTuple):
 
 
 class WindowAttentionWeights(NamedTuple):
-    """Weights of attention within windows, whose keys have a normalization of their own.
+    """Weights of attention within windows; keys have their own normalization.
 
     They have one dtype. Maps may be split for products in float32.
 

@@ -1,7 +1,8 @@
-"""Attention and transitions of wide rows, as products and what lies between them.
+"""Attention and transitions of wide rows: the products, and the operations between them.
 
-A library computes the products, or `split_linear` those of split maps. This is for rows of many
-channels, such as tokens: few of them fill a GPU, and their weights do not fit on chip.
+A library computes the products, except those of split maps, which `split_linear` computes. This is
+for rows of many channels, such as tokens: few of them fill a GPU, and their weights do not fit on
+chip.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def is_wide(x: Tensor, width: int) -> bool:
 def wide_attention_(
     s: Tensor, bias: Tensor, weights: TokenAttentionWeights, mask: Tensor | None
 ) -> Tensor:
-    """Update tokens [B, R, N, C] in place, for which see `token_attention_`."""
+    """Update tokens [B, R, N, C] in place; see `token_attention_`."""
     norm, query, key, value, gate, out, query_bias = weights
     inputs = _operand(torch.cat([query, key, value, gate]))
     if query_bias is not None:
@@ -49,7 +50,7 @@ def wide_attention_(
 
 
 def wide_transition_(x: Tensor, weights: TransitionWeights) -> Tensor:
-    """Update contiguous rows [..., C] in place, for which see `transition_`."""
+    """Update contiguous rows [..., C] in place; see `transition_`."""
     norm, gate, up, down = weights
     rows = x.view(1, 1, -1, x.shape[-1])
     maps = ConditionedTransitionWeights(_operand(torch.cat([gate, up])), _operand(down))

@@ -327,7 +327,7 @@ def _blocks(x: Tensor) -> tuple[int, int, int, int]:
 
 
 def _check(**tensors: Tensor) -> None:
-    """Raise unless tensors of rows have one shape, supported dtypes and contiguous channels."""
+    """Check that tensors of rows have one shape, supported dtypes and contiguous channels."""
     shape = next(iter(tensors.values())).shape
     for name, x in tensors.items():
         check_shape(name, x, ("B", "R", "S", "C"))

@@ -3,10 +3,10 @@
     s_ij = scale q_i . k_j + bias_ij      out_i = sum_j softmax_j(s_ij) v_j
 
 A window has Q queries and T keys, with the same center unless first keys are given. Windows of
-queries follow each other, and those of keys overlap and may reach beyond both ends of the sequence.
+queries follow each other; windows of keys overlap and may reach beyond both ends of the sequence.
 The sum is over the kept keys of the query's window. Samples share biases.
 
-Each program owns a window and a head of one sample, whose scores fit on chip. It reads the keys of
+Each program owns a window and a head of one sample; their scores fit on chip. It reads the keys of
 its window from the sequence, so overlaps need no copies. Products in float32 are those of float16
 halves, see `mlff_triton.kernels.numerics.split`.
 
@@ -199,7 +199,7 @@ def window_attention(
 def _check(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None, starts: Tensor | None
 ) -> None:
-    """Raise unless the arguments of `window_attention` fit together."""
+    """Check that the arguments of `window_attention` fit together."""
     check_device(*(x for x in (q, k, v, bias, mask, starts) if x is not None))
     check_shape("q", q, ("B", "R", "W Q", "H", "D"))
     check_shape("k", k, q.shape)

@@ -6,7 +6,7 @@
 
 The interaction of TensorNet, https://arxiv.org/abs/2306.06482, eqs. 10-12, with the total charge q.
 The factors are not stored: each is interpolated from two rows of the table when it is needed. A
-program owns a few atoms, which share what they gather, and sums over their neighbors in registers.
+program owns a few atoms that share the gathered data, and sums over their neighbors in registers.
 """
 
 from __future__ import annotations

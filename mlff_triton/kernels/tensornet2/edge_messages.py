@@ -176,9 +176,7 @@ def edge_messages(
 
     Returns
     -------
-    message : [9, N, F]
-        Messages, with those of the atoms to themselves.
-    rows : EdgeRows
+    message : [9, N, F] Messages, including those of atoms to themselves. rows : EdgeRows
         Rows that the backward pass reads, if they fit into memory.
     """
     check_device(y)

@@ -1,4 +1,4 @@
-"""Matrix products of rows of edges, with what follows each product.
+"""Matrix products of rows of edges, with the operations that follow each product.
 
     out = act(x w + b)      or      x w + b      or      (x w) s
 

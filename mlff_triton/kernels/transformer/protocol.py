@@ -1,4 +1,4 @@
-"""The operators on packed rows of tokens as a type, which kernels and references satisfy."""
+"""Type of the operators on packed rows of tokens, for kernels and references."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def _rotary_kernel(
     """Rotate the first ROTATED columns of rows x [n_rows, width] in place.
 
     The tables of cosines and sines are [n_positions, HALF], the positions [n_rows]. Rows from
-    ``live`` [1] on are left as they are. Grid: (row blocks of M, column blocks of N).
+    ``live`` [1] on are not changed. Grid: (row blocks of M, column blocks of N).
     """
     allow_next(EARLY_LAUNCH)
     wait_for_previous(EARLY_LAUNCH)

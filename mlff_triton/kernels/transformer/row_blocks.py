@@ -57,7 +57,7 @@ def normalize_rows(x, weight_ptr, bias_ptr, channel, channels, eps):
 
 
 def check_channels(name: str, rows: Tensor) -> int:
-    """Raise unless rows have the shape [*, C] with a supported C, and return C."""
+    """Check that rows have the shape [*, C] with a supported C, and return C."""
     check_shape(name, rows, ("*", "C"))
     channels = rows.shape[1]
     if not 0 < channels <= _MAX_CHANNELS:
@@ -66,7 +66,7 @@ def check_channels(name: str, rows: Tensor) -> int:
 
 
 def check_optional(shape: Sequence[int | str], **tensors: Tensor | None) -> None:
-    """Raise unless the named tensors have the shape, apart from those that are None."""
+    """Check that the named tensors have the shape, apart from those that are None."""
     for name, tensor in tensors.items():
         if tensor is not None:
             check_shape(name, tensor, shape)

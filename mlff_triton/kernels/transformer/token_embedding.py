@@ -360,7 +360,7 @@ def launch_token_embedding(
 def _check_inputs(
     ids: Tensor, mask: Tensor | None, tables: Tables, norm: Norm | None, n_rows: int
 ) -> int:
-    """Raise unless the inputs of `token_embedding` fit together, and return the channels."""
+    """Check that the inputs of `token_embedding` fit together, and return the channels."""
     word, positions, position_table, kinds, kind_table = tables
     weight, bias, _ = norm or (None, None, 0.0)
     check_dense(

@@ -15,5 +15,5 @@ from mlff_triton.kernels.types.norm import Norm
 
 
 def top_logit(x: Tensor, weight: Tensor, bias: Tensor, norm: Norm | None = None) -> TopLogit:
-    """Return what `mlff_triton.kernels.transformer.top_logit.top_logit` returns, for all rows."""
+    """Compute `mlff_triton.kernels.transformer.top_logit.top_logit` for all rows."""
     return largest(token_linear(x, weight, bias, norm))
