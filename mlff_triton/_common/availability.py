@@ -37,7 +37,7 @@ def triton_obstacle(device: torch.device, *, interpreter: bool = True) -> str | 
 
 
 def check_triton(device: torch.device, alternative: str = "use backend='torch'") -> None:
-    """Raise unless Triton kernels can run on a device.
+    """Check that Triton kernels can run on a device.
 
     Parameters
     ----------

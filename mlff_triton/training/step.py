@@ -229,7 +229,7 @@ def _check_model(model: nn.Module) -> None:
 
 
 def _check_optimizer(optimizer: Any) -> None:
-    """Raise unless PyTorch can capture an optimizer."""
+    """Check that PyTorch can capture an optimizer."""
     if not all("capturable" in group for group in optimizer.param_groups):
         raise InputError(
             f"{type(optimizer).__name__} cannot be captured: use AdamW or another optimizer with "

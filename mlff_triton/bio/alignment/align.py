@@ -199,7 +199,7 @@ def _read(
 
 
 def _check_partners(queries: Sequences, targets: Sequences) -> None:
-    """Raise unless every query has a target."""
+    """Check that every query has a target."""
     n, others = len(queries.names), len(targets.names)
     if n != others:
         kind, rest = ("query", queries) if n > others else ("target", targets)

@@ -86,7 +86,7 @@ def triangle_attention(
 
 
 def _check_scale(mha: Any) -> None:
-    """Raise unless the scale of scores is that of the width of heads.
+    """Check that the scale of scores is that of the width of heads.
 
     Raises
     ------

@@ -156,7 +156,7 @@ def row_dtype(backend: str | None, result: torch.dtype, products: torch.dtype) -
 
 
 def check_sizes(weights: BlockWeights) -> None:
-    """Raise unless kernels support the numbers of channels.
+    """Check that kernels support the numbers of channels.
 
     Raises
     ------
