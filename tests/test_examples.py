@@ -208,6 +208,48 @@ def test_force_field_to_model(tmp_path):
     assert slope == pytest.approx(values[0], abs=30)
 
 
+def test_couplings(tmp_path):
+    pytest.importorskip("openmmml", reason="openmm-ml is an optional extra")
+    model = charged_model(torch.float32)
+    model.std.fill_(1.0)  # as Coulomb energies that are scaled would warn
+    save_model(model, tmp_path / "model.safetensors")
+    options = ("--model", "model.safetensors", "--points", 4, "--out", "run")
+    assert run("21_couplings.py", *options, cwd=tmp_path).split() == [
+        "run/couplings.svg",
+        "run/coulomb.svg",
+    ]
+    found = {}
+    with (tmp_path / "run" / "couplings.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            energies = found.setdefault((row["system"], row["choice"]), {})
+            energies[float(row["distance_A"])] = float(row["energy_kcal_mol"])
+    for system, longest in (("water dimer", 6), ("ion pair", 12)):
+        classical = found[system, "force field"]
+        assert found[system, "mechanical"] == classical
+        points, damped = found[system, "ml-charges, damping=0"], found[system, "ml-charges"]
+        assert abs(points[2.4] - damped[2.4]) > 1e-3
+        assert points[longest] == pytest.approx(damped[longest], abs=1e-3)
+        assert abs(damped[longest] - classical[longest]) > 1e-3
+    attraction = -332.06 / 12
+    assert found["ion pair", "force field"][12] == pytest.approx(attraction, abs=2)
+    assert found["ion pair", "ml-charges"][12] == pytest.approx(attraction, abs=2)
+    assert found["water dimer", "CCSD(T)"][2.91] == pytest.approx(-5.02, abs=0.01)
+
+    slab = found["slab", "pme, pbc=[True, True, False]"]
+    (alone,) = set(slab.values())
+    images = [(alone - energy) * height for height, energy in found["slab", "pme"].items()]
+    assert images[0] > 0.01
+    assert images == pytest.approx([images[0]] * 4, rel=0.02)  # the law of Yeh and Berkowitz
+    assert len(set(found["slab", "reaction-field"].values())) == 1
+
+    texts = [path.read_text() for path in sorted((tmp_path / "run").glob("*.svg"))]
+    for (system, _), energies in found.items():
+        value = energies[56] if system == "slab" else min(energies.values())
+        assert f": {value:.2f}<" in "".join(texts)
+    run("21_couplings.py", "--redraw", "--out", "run", cwd=tmp_path)
+    assert texts == [path.read_text() for path in sorted((tmp_path / "run").glob("*.svg"))]
+
+
 def test_protein_language_model(tmp_path):
     pytest.importorskip("transformers", reason="transformers is an optional extra")
     options = ("--sequences", 6, "--batch", 3, "--repeats", 1, "--device", "cpu")
