@@ -53,8 +53,7 @@ def align(
 
     Scores follow parasail and EMBOSS: a gap of length k costs ``gap_open + (k - 1) gap_extend``.
     Biopython's ``PairwiseAligner`` takes the same two numbers with a minus sign. BLAST's 11 and 1
-    are 12 and 1 here, because BLAST adds both for the first position of a gap. Case does not
-    matter.
+    are 12 and 1 here, because it adds both for the first position of a gap. Case does not matter.
 
     Parameters
     ----------

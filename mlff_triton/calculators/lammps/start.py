@@ -73,8 +73,7 @@ def couple(
     -----
     The model's energies are part of ``pe`` and ``compute pe/atom``, and its virials are part of the
     pressure and ``compute stress/atom``. An error during a run ends all processes with one line. In
-    a single process, the method that runs LAMMPS raises it, such as ``lmp.command`` or
-    ``lmp.file``.
+    a single process, the method that runs LAMMPS raises it, such as ``lmp.command``.
 
     Raises
     ------

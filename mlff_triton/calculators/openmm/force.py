@@ -93,8 +93,7 @@ def create_openmm_force(
 
     The first step refuses atoms that are far too close, and warns by an `UnknownChemistryWarning`
     if the structure differs from all that the model was trained for, or if the model expects a
-    larger error in the force on an atom than usual. With the route "python", later steps warn as
-    well.
+    larger error in the force on an atom than usual. By route "python", later steps warn as well.
 
     Raises
     ------
