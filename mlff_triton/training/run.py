@@ -94,6 +94,11 @@ class _Parts(NamedTuple):
     test: Array
     replay: Array
 
+    @property
+    def trained(self) -> Array:
+        """Indices of all structures that are trained on, those to replay last."""
+        return np.concatenate([self.train, self.replay])
+
 
 def train_files(
     data: Data,
@@ -180,8 +185,7 @@ def _train(
     data = charged_data(data, settings.loss, has_charges=has_charges)
     frames, parts = _read(data, settings.seed, watch.say)
     model = base or _new_model(begin, frames.select(parts.train), settings.seed)
-    trained = frames.select(np.concatenate([parts.train, parts.replay]))
-    model.learned = learned_domain(trained, base)
+    model.learned = learned_domain(frames.select(parts.trained), base)
     _check_known(model, frames)
     check_charged(model, frames, watch.say)
     recipe = _recipe(data, begin, settings, frames, parts, model)
@@ -197,7 +201,7 @@ def _train(
         if state is None or len(parts.replay):
             _fit(model, graphs, parts, begin)
         ranks.copy_first([*model.parameters(), *model.buffers()])
-        everything = torch.from_numpy(np.concatenate([parts.train, parts.replay]))
+        everything = torch.from_numpy(parts.trained)
         trainer = Trainer(model, graphs, everything, torch.from_numpy(parts.valid), settings, ranks)
         if state is not None:
             trainer.load(state)
@@ -342,10 +346,9 @@ def _errors(model: TensorNet, graphs: GraphData, parts: _Parts) -> dict[str, Err
 def _repeated(frames: Frames, parts: _Parts) -> list[str]:
     """Return a line for each part that contains structures of the training set."""
     lines = []
-    trained = np.concatenate([parts.train, parts.replay])
     for part, word in (("valid", "validate"), ("test", "test")):
         chosen = getattr(parts, part)
-        count = count_repeated(frames, chosen, trained)
+        count = count_repeated(frames, chosen, parts.trained)
         if count:
             lines.append(
                 f"Of {len(chosen)} structures to {word} with, {count} are also among those to "
