@@ -122,7 +122,7 @@ def together(
     Raises
     ------
     BackendError
-        If another process ended early; the message gives the reason.
+        If another process ended early, or could not start; the message gives the reason.
     InputError
         If this process uses torch.distributed already.
     """
@@ -140,6 +140,8 @@ def together(
             place = Ranks(rank, len(devices))
             given = address, place, str(device), follow, arguments
             others.append(Spawned(_help, given, threads))
+        for process, device in zip(others, devices[1:], strict=True):
+            _await_start(process, device)
         with made_current(devices[0]), _reported(others, devices):
             ranks = Ranks(0, len(devices))
             _join(address, ranks, devices[0])
@@ -153,6 +155,17 @@ def together(
             process.end()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _await_start(process: Spawned, device: torch.device) -> None:
+    """Wait until a process is ready to meet the others."""
+    try:
+        process.pipe.recv()
+    except (EOFError, OSError):
+        raise BackendError(
+            f"the process for {device} ended as it started, for the reason above: a script that "
+            "trains on several devices must do so below if __name__ == '__main__':"
+        ) from None
 
 
 @contextmanager
@@ -196,6 +209,7 @@ def _help(
 ) -> None:
     """Take part in a training, in a process that was started for it."""
     target = torch.device(device)
+    pipe.send("ready")
     try:
         with made_current(target):
             _join(address, ranks, target)

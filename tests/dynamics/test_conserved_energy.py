@@ -57,6 +57,7 @@ def test_couplings_conserve_what_nve_does(tmp_path, coupling, undisturbed):
     assert np.ptp(total) > 20 * undisturbed
 
 
+@pytest.mark.filterwarnings("ignore::mlff_triton.UnknownChemistryWarning")  # of densities
 @pytest.mark.gpu
 @pytest.mark.parametrize("coupling", COUPLINGS)
 def test_couplings_on_a_gpu_conserve_what_nve_does(tmp_path, coupling):

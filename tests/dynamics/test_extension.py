@@ -49,6 +49,7 @@ def test_an_extended_run_equals_a_longer_one(tmp_path, end, trajectory):
     assert contents(tmp_path / "short") == contents(tmp_path / "long")
 
 
+@pytest.mark.filterwarnings("ignore::mlff_triton.UnknownChemistryWarning")  # of densities
 @pytest.mark.gpu
 def test_an_extended_run_on_a_gpu_equals_a_longer_one(tmp_path):
     calculator = TensorNetCalculator(device="cuda")

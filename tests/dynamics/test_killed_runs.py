@@ -47,6 +47,7 @@ def kill(device: str, folder: Path, delay: float) -> None:
         process.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.filterwarnings("ignore::mlff_triton.UnknownChemistryWarning")  # of densities
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_killed_simulation_continues_to_the_same_bytes(device, tmp_path):
     begun = time.monotonic()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from multiprocessing import active_children
 from pathlib import Path
@@ -119,6 +121,24 @@ def test_errors_of_helpers_are_told(monkeypatch):
     with pytest.raises(BackendError, match=r"^the training on meta has ended, as .*meta"):
         train("out", "any", Settings(epochs=3000, batch=5))
     assert not active_children()
+
+
+def test_a_script_that_starts_itself_again_is_told_so():
+    """Python runs a script without a guard anew in each process that it starts."""
+    Path("script.py").write_text(
+        "from pathlib import Path\n"
+        "from mlff_triton.training.run import train_files\n"
+        "from mlff_triton.training.settings import Architecture, Data, Settings\n"
+        "data = Data(('data.xyz',))\n"
+        "train_files(data, Path('out'), Architecture(), Settings(), device='cpu,cpu')\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "script.py"]
+    found = subprocess.run(  # noqa: S603 - the command is ours
+        command, check=False, env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert found.returncode
+    assert "the process for cpu ended as it started" in found.stderr.splitlines()[-1]
 
 
 def test_errors_are_those_of_one_device():

@@ -103,7 +103,8 @@ def _locate_kernel(
         scaled *= size
         below = tl.floor(scaled)
         is_near = tl.abs(below) < _FAR
-        fraction = tl.where(is_near, scaled - below, float("nan"))
+        fraction = tl.maximum(scaled - below, 0.0)  # -1e-16 if a fused multiply-add subtracts
+        fraction = tl.where(is_near, fraction, float("nan"))
         below = tl.where(is_near, below, 0.0).to(tl.int32) % size
         below = tl.where(below < 0, below + size, below)
         offset = d * tl.cast(n_atoms, tl.int64) + atom

@@ -79,6 +79,15 @@ def test_atoms_on_mesh_points_and_faces(device, dtype):
     assert_matches(replace(case, positions=points.to(case.cell) @ case.cell[0]), MESH, dtype)
 
 
+def test_atoms_that_round_up_to_mesh_points(device, dtype):
+    """A fused multiply-add of a GPU finds them 1e-16 below the point they are rounded to."""
+    case = charged((27, "cubic")).to(device)
+    cell = 9.312 * torch.eye(3, dtype=torch.float64, device=device)
+    points = torch.cartesian_prod(*[3.104 * torch.arange(3.0, dtype=torch.float64)] * 3)
+    moved = replace(case, positions=points.to(device), cell=cell[None])
+    assert_matches(moved, replace(MESH, mesh=(24, 28, 32)), dtype)
+
+
 def test_gradients_are_of_the_energy(device):
     case = charged((2, "triclinic"), (1, "cubic"), net=0.3).to(device)
     leaves = [t.requires_grad_() for t in case.atoms[:3]]
