@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import string
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +24,7 @@ from mlff_triton._common.version import __version__
 from mlff_triton.bio.alignment.files import Record, read_records
 from mlff_triton.bio.core.fast_forward import PRECISIONS
 from mlff_triton.bio.patch import accelerate
+from mlff_triton.bio.tokens import Encode, Tokenizer
 from mlff_triton.errors import CheckpointError, InputError, UnsupportedModelError
 from mlff_triton.jobs.job import Job, Progress, Task, Workers, run
 from mlff_triton.jobs.tables import OF_ITEMS, concatenated, pack, writer_of
@@ -164,7 +163,8 @@ class Embedding:
         encoder = Encoder.load(self.model, self.precision, device)
 
         def compute(records: list[Record]) -> Done:
-            found, errors = encoder.embed([record.seq for record in records])
+            sequences = [record.seq for record in records]
+            found, errors = encoder.embed(sequences, per_residue=self.per_residue)
             return self._done(records, found, errors, encoder.width)
 
         return compute
@@ -210,14 +210,9 @@ class Embedding:
         errors: list[str],
         width: int,
     ) -> dict[str, NDArray[Any]]:
-        nothing = np.full((1, width), np.nan, dtype=np.float32)
-        lengths = [len(record.seq) for record in records]
-        if self.per_residue:
-            rows = [np.empty((0, width), np.float32) if x is None else x for x in found]
-            lengths = list(map(len, rows))
-        else:
-            means = (nothing if x is None else x.mean(0, keepdims=True) for x in found)
-            rows = list(means)
+        nothing = np.full((0 if self.per_residue else 1, width), np.nan, dtype=np.float32)
+        rows = [nothing if x is None else x for x in found]
+        lengths = list(map(len, rows if self.per_residue else (record.seq for record in records)))
         return {
             "name": np.array([record.id for record in records], dtype=str),
             COUNTS: np.array(lengths, dtype=np.int64),
@@ -226,11 +221,29 @@ class Embedding:
         }
 
 
-class Embedded(NamedTuple):
-    """Embedding float32 [L, C] of a sequence, and True if all of its numbers are finite."""
+class Batch(NamedTuple):
+    """Embeddings of some sequences.
 
-    values: NDArray[np.float32]
-    is_finite: bool
+    Attributes
+    ----------
+    members : list of int
+        Indices of the sequences.
+    lengths : list of int
+        Number of tokens of each sequence that are residues.
+    rows : float32 [n, C] or [sum L, C]
+        Mean embedding of each sequence, or embeddings of its residues.
+    is_finite : bool [n] or [sum L]
+        True for rows whose numbers are all finite.
+    """
+
+    members: list[int]
+    lengths: list[int]
+    rows: Tensor
+    is_finite: Tensor
+
+    def on_host(self) -> Batch:
+        """Return the batch with its tensors on the CPU."""
+        return self._replace(rows=self.rows.cpu(), is_finite=self.is_finite.cpu())
 
 
 class Encoder(NamedTuple):
@@ -240,13 +253,11 @@ class Encoder(NamedTuple):
     ----------
     model : nn.Module
         Encoder of transformers, accelerated if possible.
-    tokenizer : object
-        Its tokenizer.
+    encode : callable
+        Function that returns the tokens of sequences.
     device : torch.device
         Device of the model.
-    spaced : bool
-        True if the tokenizer wants spaces between residues, as ProtBERT's does.
-    symbols : frozenset of str
+    symbols : str
         Letters that the tokenizer knows as residues.
     longest : int or None
         Largest number of tokens of a sequence, if positions have a table.
@@ -255,10 +266,9 @@ class Encoder(NamedTuple):
     """
 
     model: nn.Module
-    tokenizer: Any
+    encode: Encode
     device: torch.device
-    spaced: bool
-    symbols: frozenset[str]
+    symbols: str
     longest: int | None
     width: int
 
@@ -276,7 +286,7 @@ class Encoder(NamedTuple):
 
         try:
             with kept_random_state(), _without_reports():  # of a pooler, whose weights may be new
-                tokenizer = AutoTokenizer.from_pretrained(name)
+                tokenizer = Tokenizer(AutoTokenizer.from_pretrained(name))
                 model = AutoModel.from_pretrained(name)
         except Exception as error:
             raise CheckpointError(
@@ -291,12 +301,10 @@ class Encoder(NamedTuple):
                     accelerate(model, precision=precision)
                 except UnsupportedModelError:
                     model = model.to(_dtype_of(precision, model.dtype))
-        spaced = len(tokenizer.tokenize("MKV")) != len("MKV")
-        symbols = frozenset(filter(partial(_is_known, tokenizer), string.ascii_uppercase))
         width = model.config.hidden_size
-        encoder = cls(model, tokenizer, place, spaced, symbols, _longest(model), width)
+        encoder = cls(model, tokenizer, place, tokenizer.symbols, _longest(model), width)
         encoder.check(name)
-        return encoder
+        return encoder._replace(encode=tokenizer.fastest())
 
     def check(self, name: str) -> None:
         """Check that the model embeds each residue of a short protein.
@@ -307,9 +315,9 @@ class Encoder(NamedTuple):
             If it is not an encoder of proteins.
         """
         try:
-            ((row, _),) = self._rows(["MKV"])
-            problem = "" if len(row) == len("MKV") else f"3 residues became {len(row)} tokens"
-            if not self.symbols.issuperset("MKV"):
+            n_tokens = len(self._batch([0], [b"MKV"], per_residue=True).rows)
+            problem = "" if n_tokens == len("MKV") else f"3 residues became {n_tokens} tokens"
+            if not set(self.symbols).issuperset("MKV"):
                 problem = "its tokenizer does not know residues"
         except Exception as error:  # noqa: BLE001 - models raise many kinds
             problem = first_line(error)
@@ -317,95 +325,123 @@ class Encoder(NamedTuple):
             raise CheckpointError(f"{name} is not an encoder of proteins: {problem}")
 
     @with_own_settings
-    def embed(self, sequences: list[bytes]) -> tuple[list[NDArray[np.float32] | None], list[str]]:
-        """Compute embeddings float32 [L, C] of residues, or None, and errors, or empty texts."""
+    def embed(
+        self, sequences: list[bytes], *, per_residue: bool
+    ) -> tuple[list[NDArray[np.float32] | None], list[str]]:
+        """Compute embeddings of proteins.
+
+        Parameters
+        ----------
+        sequences : list of bytes
+            Residues, in upper or lower case.
+        per_residue : bool
+            If True, return the embedding of each residue; otherwise their mean.
+
+        Returns
+        -------
+        found : list of float32 [L, C] or [1, C], or None
+            Embeddings of each sequence, or None where there is an error.
+        errors : list of str
+            Error of each sequence, or an empty text.
+        """
         found: list[NDArray[np.float32] | None] = [None] * len(sequences)
         errors = list(map(self._refusal, sequences))
         order = [k for k, error in enumerate(errors) if not error]
         order.sort(key=lambda k: len(sequences[k]))
-        for batch in _batches(order, [len(sequence) + 2 for sequence in sequences]):
-            self._embed(batch, sequences, found, errors)
+        batches: list[Batch] = []
+        for members in _batches(order, [len(sequence) + 2 for sequence in sequences]):
+            batches += self._embedded(members, sequences, errors, per_residue)
+        if batches and not per_residue:
+            batches = [_joined(batches).on_host()]
+        for batch in batches:
+            rows, is_finite = batch.rows.numpy(), batch.is_finite.numpy()
+            end = 0
+            for k, length in zip(batch.members, batch.lengths, strict=True):
+                begin, end = end, end + (length if per_residue else 1)
+                if length != len(sequences[k]):
+                    errors[k] = f"its {len(sequences[k])} residues became {length} tokens"
+                elif not is_finite[begin:end].all():
+                    errors[k] = "its embedding is not finite: use another precision"
+                else:
+                    found[k] = rows[begin:end]
         return found, errors
 
     def _refusal(self, sequence: bytes) -> str:
         """Return why a sequence cannot be embedded, or an empty text."""
         if not sequence:
             return "the sequence is empty: is the file truncated?"
-        text = _decoded(sequence)
-        if self.symbols.issuperset(text):
+        unknown = sequence.upper().translate(None, self.symbols.encode())
+        if not unknown:
             return ""
-        position = next(k for k, symbol in enumerate(text) if symbol not in self.symbols)
+        position = sequence.upper().index(unknown[0])
         return (
             f"{chr(sequence[position])!r} at position {position + 1} is not a residue that the "
             "tokenizer knows: remove it, or replace it by X"
         )
 
-    def _embed(
-        self,
-        batch: list[int],
-        sequences: list[bytes],
-        found: list[NDArray[np.float32] | None],
-        errors: list[str],
-    ) -> None:
+    def _embedded(
+        self, members: list[int], sequences: list[bytes], errors: list[str], per_residue: bool
+    ) -> list[Batch]:
         """Embed some sequences; find those that do not fit by halving."""
         try:
-            rows = self._rows([_decoded(sequences[k]) for k in batch])
+            return [self._batch(members, [sequences[k] for k in members], per_residue)]
         except (InputError, torch.OutOfMemoryError) as error:
-            if len(batch) == 1:
-                errors[batch[0]] = first_line(error)
-                return
-            half = len(batch) // 2
-            for part in (batch[:half], batch[half:]):
-                self._embed(part, sequences, found, errors)
-            return
-        for k, (row, is_finite) in zip(batch, rows, strict=True):
-            if len(row) != len(sequences[k]):
-                errors[k] = f"its {len(sequences[k])} residues became {len(row)} tokens"
-            elif not is_finite:
-                errors[k] = "its embedding is not finite: use another precision"
-            else:
-                found[k] = row
+            reason = first_line(error)
+        if len(members) == 1:
+            errors[members[0]] = reason
+            return []
+        half = len(members) // 2
+        halves = members[:half], members[half:]
+        return [x for half in halves for x in self._embedded(half, sequences, errors, per_residue)]
 
-    def _text(self, sequence: str) -> str:
-        """Return a sequence in the form that the tokenizer takes."""
-        return " ".join(sequence) if self.spaced else sequence
+    def _batch(self, members: list[int], sequences: list[bytes], per_residue: bool) -> Batch:
+        """Compute the embeddings of sequences: means on the device, or residues on the host.
 
-    def _rows(self, texts: list[str]) -> list[Embedded]:
-        """Return the last hidden states of residues.
-
-        Padding stays on the device, and all numbers are checked there.
+        On a GPU, means are queued, and the host does not wait for them.
         """
-        given = self.tokenizer(
-            [self._text(text) for text in texts],
-            padding=True,
-            return_special_tokens_mask=True,
-            return_tensors="pt",
-        )
-        special = given.pop("special_tokens_mask").bool() | (given["attention_mask"] == 0)
-        if given["input_ids"].shape[1] > (self.longest or np.inf):
+        inputs, is_residue = self.encode(sequences)
+        if is_residue.shape[1] > (self.longest or np.inf):
             raise InputError(f"the model takes {self.longest} tokens at most")
-        inputs = {name: tensor.to(self.device) for name, tensor in given.items()}
-        with torch.inference_mode(), made_current(self.device):
-            hidden: Tensor = self.model(**inputs).last_hidden_state
-            states = hidden[~special.to(self.device)].float()
-            finite = states.isfinite().all(dim=1).cpu()
-        lengths = (~special).sum(dim=1).tolist()
-        rows = states.cpu().split(lengths)
-        return [
-            Embedded(row.numpy(), bool(is_finite.all()))
-            for row, is_finite in zip(rows, finite.split(lengths), strict=True)
-        ]
+        lengths = is_residue.sum(dim=1).tolist()
+        with made_current(self.device):
+            inputs = {name: self._sent(tensor) for name, tensor in inputs.items()}
+            is_residue = self._sent(is_residue)
+            with torch.inference_mode():
+                hidden: Tensor = self.model(**inputs).last_hidden_state
+                rows = hidden[is_residue].float() if per_residue else _means(hidden, is_residue)
+                batch = Batch(members, lengths, rows, rows.isfinite().all(dim=1))
+            return batch.on_host() if per_residue else batch
+
+    def _sent(self, tensor: Tensor) -> Tensor:
+        """Return a tensor on the device, without waiting for what a GPU is computing."""
+        if self.device.type == "cuda":
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device, non_blocking=True)
 
 
-def _decoded(sequence: bytes) -> str:
-    """Return a sequence in upper case, with a symbol for each byte."""
-    return sequence.decode("ascii", "replace").upper()
+def _means(hidden: Tensor, is_residue: Tensor) -> Tensor:
+    """Average hidden states [B, L, C] over residues; return float32 [B, C].
+
+    Sums are in float64. Tokens are added in pairs whose distance is a power of two, so that the
+    order does not depend on padding behind a sequence, or on the other sequences of the batch.
+    """
+    sums = hidden.to(torch.float64, copy=True).masked_fill_(~is_residue[:, :, None], 0)
+    distance = 1 << sums.shape[1].bit_length()
+    while distance > 1:
+        distance //= 2
+        others = sums[:, distance : 2 * distance]
+        sums[:, : others.shape[1]] += others
+    return (sums[:, 0] / is_residue.sum(dim=1, keepdim=True)).float()
 
 
-def _is_known(tokenizer: Any, symbol: str) -> bool:
-    """Return True if a symbol is a token of its own."""
-    tokens = tokenizer(symbol, add_special_tokens=False)["input_ids"]
-    return len(tokens) == 1 and tokens[0] != tokenizer.unk_token_id
+def _joined(batches: list[Batch]) -> Batch:
+    """Return batches as one."""
+    return Batch(
+        [k for batch in batches for k in batch.members],
+        [length for batch in batches for length in batch.lengths],
+        torch.cat([batch.rows for batch in batches]),
+        torch.cat([batch.is_finite for batch in batches]),
+    )
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from mlff_triton.errors import CheckpointError, InputError, OutputError
 from mlff_triton.jobs.workers import OwnProcess
 from mlff_triton.testing.settings import CALLER_SETTINGS
 from tests.support.disks import largest_file
-from tests.support.huggingface import MODELS, transformers
+from tests.support.huggingface import MODELS, bert_tokenizer, esm_tokenizer, transformers
 from tests.support.language_models import randomize
 
 h5py = pytest.importorskip("h5py", reason="h5py is an optional extra")
@@ -25,24 +25,12 @@ h5py = pytest.importorskip("h5py", reason="h5py is an optional extra")
 # Of tokenizers, for how some versions of transformers read a vocabulary
 pytestmark = pytest.mark.filterwarnings("ignore:Deprecated in 0.9.0")
 
-ESM_TOKENS = (
-    "<cls> <pad> <eos> <unk> L A G V S E R T I D P K Q N F Y M H W C X B U Z O . - <null_1> <mask>"
-)
 SEQUENCES = ["MKWVTFISLL", "ACDEFGHIK", "LLLLLLLLLLLLLLL", "MK", "WYVTSRQPNML"]
 
 
 def save(name, folder):
     """Write a random model with its tokenizer."""
-    is_bert = name.startswith("Bert")
-    if is_bert:
-        (folder / "vocab.txt").write_text(
-            "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"LAGVESIKRDTPNQFYMHCWXUBZO"])
-        )
-        tokenizer = transformers.BertTokenizer(str(folder / "vocab.txt"), do_lower_case=False)
-    else:
-        (folder / "vocab.txt").write_text("\n".join(ESM_TOKENS.split()))
-        tokenizer = transformers.EsmTokenizer(str(folder / "vocab.txt"))
-    tokenizer.save_pretrained(folder)
+    (bert_tokenizer if name.startswith("Bert") else esm_tokenizer)(folder)
     model = randomize(MODELS[name](), "cpu", torch.float32)
     model.save_pretrained(folder)
     return folder
@@ -258,18 +246,123 @@ def test_another_model_is_refused(tmp_path_factory):
 
 def test_too_little_memory_is_survived(esm, monkeypatch):
     """Batches are halved until they fit; what never fits has an error."""
-    original = Encoder._rows
+    original = Encoder._batch
 
-    def rows(self, texts):
-        if sum(map(len, texts)) > 12:
+    def batch(self, members, sequences, per_residue):
+        if sum(map(len, sequences)) > 12:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
-        return original(self, texts)
+        return original(self, members, sequences, per_residue)
 
-    monkeypatch.setattr(Encoder, "_rows", rows)
+    monkeypatch.setattr(Encoder, "_batch", batch)
     monkeypatch.setattr(embedding, "SEQUENCES", 8)
     progress = bio.embed_files("in.fasta", "out.h5", model=esm, device="cpu")
     assert (progress.items, progress.errors) == (5, 1)
     assert "out of memory" in read("out.h5")["error"][2]
+
+
+def spoil(model, places):
+    """Make the last hidden states of a model NaN where a function of its inputs is True."""
+    forward = model.forward
+
+    def spoiled(**inputs):
+        found = forward(**inputs)
+        found.last_hidden_state[places(inputs)] = torch.nan
+        return found
+
+    model.forward = spoiled
+
+
+def embed(encoder, per_residue=False):
+    return encoder.embed([sequence.encode() for sequence in SEQUENCES], per_residue=per_residue)
+
+
+@pytest.mark.parametrize("per_residue", [False, True])
+def test_padding_and_special_tokens_do_not_matter(model, per_residue):
+    encoder = Encoder.load(str(model), None, "cpu")
+    expected, _ = embed(encoder, per_residue)
+    special = [0, 1, 2, 3]  # of both tokenizers, and what they pad with
+    spoil(encoder.model, lambda inputs: torch.isin(inputs["input_ids"], torch.tensor(special)))
+    found, errors = embed(encoder, per_residue)
+    assert not any(errors)
+    assert all(map(np.array_equal, found, expected))
+
+
+@pytest.mark.parametrize("per_residue", [False, True])
+def test_embeddings_that_are_not_finite_have_errors(esm, per_residue):
+    encoder = Encoder.load(str(esm), None, "cpu")
+    expected, _ = embed(encoder, per_residue)
+    (tryptophan,) = encoder.encode([b"W"]).inputs["input_ids"][0, 1:2].tolist()
+    spoil(encoder.model, lambda inputs: inputs["input_ids"] == tryptophan)
+    found, errors = embed(encoder, per_residue)
+    for sequence, error, rows, wanted in zip(SEQUENCES, errors, found, expected, strict=True):
+        assert ("its embedding is not finite" in error) == ("W" in sequence)
+        assert rows is None if "W" in sequence else np.array_equal(rows, wanted)
+
+
+def test_only_means_are_copied_once(esm, monkeypatch):
+    """Batches of a task are queued on the GPU, without waiting for one of them."""
+    copied = []
+    original = embedding.Batch.on_host
+    monkeypatch.setattr(
+        embedding.Batch, "on_host", lambda batch: [copied.append(batch), original(batch)][1]
+    )
+    monkeypatch.setattr(embedding, "TOKENS", 24)
+    encoder = Encoder.load(str(esm), None, "cpu")
+    copied.clear()
+    embed(encoder)
+    (batch,) = copied
+    assert batch.rows.shape == (len(SEQUENCES), encoder.width)
+
+
+@pytest.mark.parametrize("per_residue", [False, True])
+def test_residues_that_are_not_a_token_each_are_an_error(tmp_path_factory, per_residue):
+    folder = save("EsmModel", tmp_path_factory.mktemp("merged"))
+    esm_tokenizer(folder, ["LAG"])
+    write([*SEQUENCES, "MLAGW"])
+    options = {"model": folder, "device": "cpu", "per_residue": per_residue}
+    assert bio.embed_files("in.fasta", "out.h5", **options).errors == 1
+    table = read("out.h5")
+    assert table["error"][5] == "its 5 residues became 3 tokens"
+    expected = one_by_one(folder, SEQUENCES)
+    wanted = np.concatenate(expected) if per_residue else [x.mean(0) for x in expected]
+    np.testing.assert_allclose(table["embedding"][: len(wanted)], wanted, atol=1e-5)
+
+
+def states(dtype, length=61):
+    """Return hidden states with NaN outside of residues, and a mask of these."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = 3 * torch.randn(6, length, 40, generator=generator)
+    is_residue = torch.zeros(6, length, dtype=torch.bool)
+    for row, end in zip(is_residue, (2, 3, 17, 33, 34, length), strict=True):
+        row[1:end] = True
+    hidden[~is_residue] = torch.nan
+    return hidden.to(dtype), is_residue
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_means_are_those_in_float64(dtype):
+    hidden, is_residue = states(dtype)
+    before = hidden.clone()
+    found = embedding._means(hidden, is_residue)
+    assert found.dtype == torch.float32
+    assert torch.equal(hidden.nan_to_num(), before.nan_to_num())
+    for row, x, mask in zip(found, hidden, is_residue, strict=True):
+        expected = x[mask].double().mean(0)
+        np.testing.assert_allclose(row, expected, rtol=2**-23, atol=1e-12)
+
+
+@pytest.mark.parametrize("more", [1, 3, 67])
+def test_means_do_not_depend_on_the_batch(more):
+    hidden, is_residue = states(torch.float32)
+    hidden[:, :, ::2] *= 1e12  # whose sums are rounded in float64, too
+    expected = embedding._means(hidden, is_residue)
+    padded = torch.nn.functional.pad(hidden, (0, 0, 0, more), value=torch.nan)
+    mask = torch.nn.functional.pad(is_residue, (0, more))
+    assert torch.equal(embedding._means(padded, mask), expected)
+    for row, x, residues in zip(expected, hidden, is_residue, strict=True):
+        size = int(residues.nonzero().max()) + 1
+        alone = embedding._means(x[None, :size], residues[None, :size])
+        assert torch.equal(alone[0], row)
 
 
 @pytest.mark.gpu

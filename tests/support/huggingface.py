@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +34,25 @@ CLASSES = ESM2 | {"num_labels": 16}
 PLAIN = ESM2 | {"token_dropout": False}  # as in later models with this architecture
 
 
+ESM_TOKENS = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-"]
+BERT_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"LAGVESIKRDTPNQFYMHCWXUBZO"]
+
 Make = Callable[..., nn.Module]
+
+
+def esm_tokenizer(folder: Path, more: Sequence[str] = ("<null_1>",)) -> Any:
+    """Write the tokenizer of ESM into a folder, and load it from there."""
+    (folder / "vocab.txt").write_text("\n".join([*ESM_TOKENS, *more, "<mask>"]))
+    transformers.EsmTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def bert_tokenizer(folder: Path) -> Any:
+    """Write the tokenizer of ProtBERT into a folder, and load it from there."""
+    (folder / "vocab.txt").write_text("\n".join(BERT_TOKENS))
+    vocabulary = str(folder / "vocab.txt")
+    transformers.BertTokenizer(vocabulary, do_lower_case=False).save_pretrained(folder)
+    return transformers.AutoTokenizer.from_pretrained(folder)
 
 
 def esm(name: str, options: dict[str, Any] = ESM2, **arguments: Any) -> Make:
