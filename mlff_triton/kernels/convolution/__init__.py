@@ -1,1 +1,1 @@
-"""Equivariant convolutions on graphs, whose weights per edge are never stored."""
+"""Equivariant convolutions on graphs, which never store the weights of edges."""

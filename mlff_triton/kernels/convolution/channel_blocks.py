@@ -4,12 +4,13 @@
     C_e[a, m] = sum_b c[a, b, m] s_e[b]
 
 for the paths of a job: see `mlff_triton.kernels.convolution.channel_plan`. Weights from a network
-are made for M edges at a time, with blocks [M, C] of C channels and [M, 1]. Those from a table are
-looked up for one edge at a time, with blocks [C] and scalars.
+are computed for M edges at a time: values are blocks [M, C] for C channels, or [M, 1] without
+channels. Weights from a table are looked up for one edge at a time: values are blocks [C] or
+scalars.
 
 In kernels, ``rows`` has the pointers of nodes, harmonics and senders, and ``source`` those of
-`TabulatedEdges` or of `Network`. A chunk of edges is the index of each, and which of them there
-are. Channels after the last one repeat it.
+`TabulatedEdges` or of `Network`. A chunk of edges is a pair of their indices and a mask of those
+that exist. Channels after the last one repeat it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from mlff_triton.kernels.convolution.tabulated_edges import TabulatedEdges
 from mlff_triton.kernels.numerics.rounding import loss_of
 
 _BLOCK = tl.constexpr(BLOCK)
-_TABLE_EDGES, _NETWORK_EDGES = 1, 16  # at a time
+_TABLE_EDGES, _NETWORK_EDGES = 1, 16  # edges at a time
 
 
 class ChannelRows(NamedTuple):
@@ -94,7 +95,7 @@ def weight_constants(weights: Weights) -> dict[str, object]:
 
 
 def blocks_on_chip(network: Network) -> int:
-    """Return how many blocks of weights fit in shared memory, beside the hidden values of edges."""
+    """Return the number of blocks of weights that fit in shared memory beside the hidden values."""
     weight = network.packed.weight
     column = weight.shape[0] * weight.shape[1] * weight.element_size()  # of one weight, in bytes
     rest = hardware.shared_memory(weight) - _NETWORK_EDGES * column
@@ -115,7 +116,7 @@ def zero_blocks(N: tl.constexpr, M: tl.constexpr, C: tl.constexpr, ACC: tl.const
 
 @triton.jit
 def chunk_of(start, last, M: tl.constexpr):
-    """Return M edges from one on, repeating the last one, and which of them there are."""
+    """Return M edges from ``start`` on, repeating the last one, and a mask of those that exist."""
     if M == 1:
         chunk = start, True
     else:
@@ -127,7 +128,7 @@ def chunk_of(start, last, M: tl.constexpr):
 
 @triton.jit
 def channels_of(block, JOBS: tl.constexpr, J: tl.constexpr, M: tl.constexpr, C: tl.constexpr):
-    """Return the channels of a block, and which of them there are."""
+    """Return the channels of a block, and a mask of those that exist."""
     channel = block * C + tl.arange(0, C)
     if M > 1:
         channel = channel[None, :]
@@ -175,7 +176,7 @@ def load_source(
     K1: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Return what weights of edges depend on: hidden values, or positions in the table."""
+    """Return the inputs of the weights of edges: hidden values, or positions in the table."""
     if H > 0:
         hidden = source[0], source[0], source[0]
         found = load_hidden(hidden, (0, 0, 0, H), flat(chunk), K0, K1, PRECISION)
@@ -206,7 +207,7 @@ def path_weights(
     LOSS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """Return the weights of a path, and for tables their derivatives toward the distance."""
+    """Return the weights of a path and, from tables, their derivatives by the distance."""
     if H > 0:
         packed = source[1], source[2], source[3]
         column = JOBS.jobs[J].paths[P].block + block
@@ -232,7 +233,7 @@ def _blend(factors, terms):
 def coupling_element(
     sh, JOBS: tl.constexpr, J: tl.constexpr, P: tl.constexpr, a: tl.constexpr, m: tl.constexpr
 ):
-    """Return an element of the coupling matrices, which has terms."""
+    """Return an element of a coupling matrix that has at least one term."""
     first = sh[JOBS.jobs[J].paths[P].couplings[a][m][0][0]]
     total = first * JOBS.jobs[J].paths[P].couplings[a][m][0][1]
     for k in tl.static_range(1, len(JOBS.jobs[J].paths[P].couplings[a][m])):

@@ -10,11 +10,11 @@ With the gradients g of messages, which are those of their receivers,
     grad hidden_e  = sum_u grad w_e[u] weight[:, u]
     grad weight    = sum_e hidden_e grad w_e
 
-A program computes what all edges of one receiver contribute for a block of channels and an irrep of
-nodes, so it reads the gradients of the receiver once. Sums over channels are stored in parts, which
-are added in order. Contributions to nodes are stored per edge, in the order of components, and
-added by sender. Gradients of weights are summed by several programs, which take chunks of edges in
-turns; a second pass adds their sums, in order.
+A program computes the contributions of all edges of one receiver for a block of channels and one
+irrep of the nodes, so it reads the gradients of the receiver once. Sums over channels are stored in
+parts, which are added in order. Contributions to nodes are stored per edge, in the order of
+components, and added by sender. Gradients of weights are summed by several programs, which take
+chunks of edges in turn; a second pass adds their sums, in order.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ from mlff_triton.kernels.convolution.types import TensorProduct
 
 _TABLE_WARPS, _NETWORK_WARPS = 1, 4
 _FEW_COMPONENTS = 24  # of the outputs of a job
-_WEIGHT_EDGES = 32  # at a time, for gradients of weights
+_WEIGHT_EDGES = 32  # edges at a time, for gradients of weights
 
 
 @triton.jit
 def load_gradients(
     grad_ptr, node, channel, inside, JOBS: tl.constexpr, J: tl.constexpr, ACC: tl.constexpr
 ):
-    """Return the gradients of the outputs of a job, zero where there are no channels."""
+    """Return the gradients of the outputs of a job, zero beyond the last channel."""
     pointers = grad_ptr + node * JOBS.n_output + channel
     found = ()
     for k in tl.static_range(len(JOBS.jobs[J].outputs)):
@@ -98,7 +98,7 @@ def weight_gradient_of(x, t, JOBS: tl.constexpr, J: tl.constexpr, P: tl.constexp
 
 @triton.jit
 def _add_harmonics(sums, weights, x, g, JOBS: tl.constexpr, J: tl.constexpr, P: tl.constexpr):
-    """Add what a path contributes to the gradients of harmonics, before the sum over channels."""
+    """Add the contributions of a path to gradients of harmonics, before the sum over channels."""
     node: tl.constexpr = JOBS.jobs[J].paths[P].node
     output: tl.constexpr = JOBS.jobs[J].paths[P].output
     added = ()
@@ -114,7 +114,7 @@ def _add_harmonics(sums, weights, x, g, JOBS: tl.constexpr, J: tl.constexpr, P: 
 
 @triton.jit
 def _add_nodes(sums, weights, t, JOBS: tl.constexpr, J: tl.constexpr):
-    """Add what a path contributes to the gradients of the node. A job has one irrep of nodes."""
+    """Add the contributions of a path to gradients of the node. A job has one irrep of nodes."""
     added = ()
     for a in tl.static_range(len(JOBS.jobs[J].nodes)):
         added += (sums[a] + weights * t[a],)  # type: ignore[assignment]
@@ -142,10 +142,10 @@ def _edge_terms(
     LOSS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """Return what edges contribute to nodes, harmonics, distances and hidden values.
+    """Return the contributions of edges to nodes, harmonics, distances and hidden values.
 
-    Only contributions to the gradients that are not None among the ``wanted`` ones are computed.
-    Those to harmonics and distances are not summed over channels.
+    Contributions whose pointer in ``wanted`` is None may be left at zero. Those to harmonics
+    and distances are not summed over channels.
     """
     zero = zero_blocks(1, M, C, ACC)[0]
     of_node = zero_blocks(len(JOBS.jobs[J].nodes), M, C, ACC)
@@ -259,8 +259,8 @@ def _channel_gradients_kernel(
     """Write contributions [n_edges, n_node] to nodes, and parts of the other gradients.
 
     These are parts of harmonics [parts, n_edges, n_harmonics], and of distances [parts, n_edges] or
-    hidden values [parts, n_edges, H]. Grid: (receivers, parts: blocks of all jobs, which begin at
-    FIRST).
+    hidden values [parts, n_edges, H]. Grid: (receivers, parts). A part is a block of a job, and
+    those of job j begin at ``FIRST[j]``.
     """
     node = tl.program_id(0).to(tl.int64)
     first = tl.load(row_ptr_ptr + node).to(tl.int64)
@@ -345,7 +345,7 @@ def channel_gradients(
 
 
 def _table_channels(jobs: Jobs, grad: Tensor) -> int:
-    """Return the number of channels of a program, whose values fit in registers."""
+    """Return the number of channels per program whose values fit in registers."""
     most = max((len(job.outputs) for job in jobs.jobs), default=0)
     fitting = (128 if most <= _FEW_COMPONENTS else 64) * 4 // grad.element_size()
     return int(min(fitting, triton.next_power_of_2(jobs.most_channels)))
@@ -416,7 +416,7 @@ def _channel_weight_gradient_kernel(
     PRECISION: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """Write parts of gradients, [splits, H, COLUMNS], and of the bias [splits, COLUMNS].
+    """Write partial gradients of weight [splits, H, COLUMNS] and bias [splits, COLUMNS].
 
     Grid: (blocks of packed weights, splits of the edges).
     """

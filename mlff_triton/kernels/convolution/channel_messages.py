@@ -3,8 +3,8 @@
     y_i[u, m] = sum_e w_e[u] sum_a x_j[u, a] C_e[a, m]            over the edges that i receives
 
 A program sums the edges of one receiver, in order, for a block of channels and the outputs of a
-job. Messages are never stored. Programs that run at the same time have one job, so their part of a
-radial table stays in the caches.
+job. Messages are never stored. Programs that run at the same time work on the same job, so its part
+of a radial table stays in the caches.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from mlff_triton.kernels.convolution.tabulated_edges import TabulatedEdges
 from mlff_triton.kernels.convolution.types import TensorProduct
 
 _RUN = tl.constexpr(8)
-"""Chunks of edges that are summed before their sum is added, which halves rounding errors."""
+"""Chunks of edges whose sum is added to the total as one term, which halves rounding errors."""
 
 _TABLE_COMPONENTS, _TABLE_CHANNELS, _TABLE_WARPS = 16, 64, 1
 _NETWORK_COMPONENTS, _NETWORK_WARPS = 8, 4
-_ALL = 1 << 30  # paths, as tables are not kept in shared memory
+_ALL = 1 << 30  # any number of paths: tables are not kept in shared memory
 
 
 @triton.jit
@@ -86,8 +86,8 @@ def _write_sums(
 ):
     """Write sums or means of a job over the edges from first to last.
 
-    Compilers keep the weights of all paths in shared memory, unless their addresses seem to depend
-    on the edges.
+    The compiler keeps the weights of all paths in shared memory. More than KEPT paths do not fit,
+    so their addresses are made to look as if they depended on the edges.
     """
     channel, inside = channels_of(block, JOBS, J, M, C)
     sums = zero_blocks(len(JOBS.jobs[J].outputs), M, C, ACC)
@@ -159,7 +159,7 @@ def _channel_sums_fwd_kernel(
 ):
     """Write sums or means [N, n_output] of receivers.
 
-    Grid: (receivers, blocks of all jobs, which begin at FIRST).
+    Grid: (receivers, blocks of all jobs). The blocks of job j begin at ``FIRST[j]``.
     """
     node = tl.program_id(0).to(tl.int64)
     first = tl.load(row_ptr_ptr + node).to(tl.int64)

@@ -61,7 +61,7 @@ def network_sums(
     product: TensorProduct,
     reduce: str,
 ) -> Tensor:
-    """Convolve."""
+    """Return the convolved features [N, output columns]."""
     prepared = _prepare(node, edge_sh, hidden, weight, bias, senders, product)
     return channel_sums(*prepared, row_ptr, product, reduce)
 
@@ -81,7 +81,8 @@ def network_gradients(
 ) -> list[Tensor | None]:
     """Return the ``wanted`` gradients of nodes, harmonics, hidden values, weight and bias.
 
-    Gradients that are not wanted are None. The others are in the dtype of sums.
+    Gradients that are not wanted are None; those of weight and bias are computed together. The
+    gradients of nodes are in the dtype of the nodes, the others in the dtype of sums.
     """
     grad = gradient_rows(grad, row_ptr, product, reduce)
     prepared = _prepare(node, edge_sh, hidden, weight, bias, senders, product)

@@ -1,9 +1,9 @@
 """Jobs of kernels for a tensor product that keeps the channels of nodes.
 
-A job is some paths, for a block of channels, and a program works on one job. Kernels are compiled
+A job is a set of paths. A program computes one job for a block of channels. Kernels are compiled
 for a product: columns, numbers of components and Clebsch-Gordan coefficients are constants in them,
-so they only multiply where the coefficients are not zero. Packed weights of a network lie path
-after path, each padded to whole blocks of `BLOCK` channels.
+so they only multiply where the coefficients are not zero. Packed weights of a network are stored
+path after path, each padded to whole blocks of `BLOCK` channels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mlff_triton.kernels.convolution.clebsch_gordan import symbols_of
 from mlff_triton.kernels.convolution.plan import BLOCK, FILLER, Group, groups_of
 from mlff_triton.kernels.convolution.types import Irreps, TensorProduct, columns_of, first_column
 
-_ROUNDING = 1e-12  # of coefficients that are zero
+_ROUNDING = 1e-12  # coefficients up to this magnitude are zero
 
 Terms = tuple[tuple[int, float], ...]
 """Indices of a job's harmonics, and their coefficients in an element of a coupling matrix."""
@@ -33,7 +33,7 @@ class ChannelPath:
     Attributes
     ----------
     node, output : int
-        Indices of their first components among those of the job.
+        Indices of the first components of the node and the output among those of the job.
     weight, stride : int
         First weight, and number of weights between channels.
     block : int
@@ -41,8 +41,8 @@ class ChannelPath:
     couplings : tuple
         Terms of the coupling matrix, by components of the node and of the output.
     harmonics : tuple
-        The same coefficients by the job's harmonics: components of node and output, and
-        coefficient.
+        The same coefficients for each of the job's harmonics, as (component of the node, component
+        of the output, coefficient).
     """
 
     node: int
@@ -69,7 +69,7 @@ class Job:
     gradients : tuple of int
         First column of each component of the output, in rows in the order of components.
     harmonics, others : tuple of int
-        Columns of the harmonics, and those that the job does not need.
+        Columns of the harmonics that the job needs, and those that it does not need.
     paths : tuple of ChannelPath
         Terms.
     """
@@ -85,14 +85,14 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Jobs:
-    """Jobs of a product, as a constant of kernels, which are compiled once per object.
+    """Jobs of a product, as a compile-time constant: kernels are compiled once per object.
 
     Attributes
     ----------
     n_node, n_harmonics, n_output, n_weights : int
-        Numbers of columns of a node, of harmonics and of the output, and of weights.
+        Numbers of columns of a node, of the harmonics and of the output, and number of weights.
     jobs : tuple of Job
-        Jobs.
+        All jobs.
     """
 
     n_node: int
@@ -121,9 +121,9 @@ class Jobs:
 
 @cache
 def jobs_by_output(product: TensorProduct, components: int, n_paths: int | None = None) -> Jobs:
-    """Return jobs that own outputs.
+    """Return jobs that each own one or more outputs.
 
-    A job that owns several outputs has at most some components and, if given, paths.
+    A job of several outputs has at most ``components`` components and, if given, ``n_paths`` paths.
     """
     groups = _groups(product)
     outputs = sorted({group.output for group, _ in groups}, key=lambda k: _first_node(groups, k))
@@ -133,7 +133,7 @@ def jobs_by_output(product: TensorProduct, components: int, n_paths: int | None 
 
 @cache
 def jobs_by_node(product: TensorProduct) -> Jobs:
-    """Return jobs that own irreps of nodes."""
+    """Return jobs that each own one irrep of the nodes."""
     groups = _groups(product)
     nodes = dict.fromkeys(group.node for group, _ in groups)
     return _jobs(product, [[entry for entry in groups if entry[0].node == k] for k in nodes])
@@ -152,7 +152,7 @@ def _first_node(groups: list[_Entry], output: int) -> tuple[int, int]:
 
 
 def _merged(parts: list[list[_Entry]], components: int, n_paths: int) -> list[list[_Entry]]:
-    """Merge neighboring outputs with equally many channels, up to some components and paths."""
+    """Merge neighboring outputs with the same number of channels, within limits of a job."""
     merged: list[list[_Entry]] = []
     for part in parts:
         both = merged[-1] + part if merged else part
@@ -255,9 +255,9 @@ class Packing:
     Attributes
     ----------
     source : int32 [B * BLOCK]
-        Column of the weight, `FILLER` without one.
+        Column of the weight for each packed column, or `FILLER`.
     position : int64 [weights]
-        Column of the packed weight.
+        Packed column of each column of the weight.
     """
 
     def __init__(self, product: TensorProduct, device: torch.device) -> None:
@@ -289,9 +289,9 @@ def _first_blocks(product: TensorProduct) -> list[int]:
 
 @cache
 def component_order(irreps: Irreps, device: torch.device) -> Tensor | None:
-    """Return the columns of rows in the order of components: int32, or None if they are in it.
+    """Return the columns in the order of components, int32 [columns], or None if already in it.
 
-    The components of an irrep come first then, and its channels last.
+    In this order, an irrep is [components, channels] instead of [channels, components].
     """
     if all(irrep.width == 1 or irrep.count == 1 for irrep in irreps):
         return None

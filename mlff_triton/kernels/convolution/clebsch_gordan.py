@@ -2,9 +2,9 @@
 
     (x * y)_k = sum_ij C_ijk x_i y_j,      sum_ijk C_ijk^2 = 1
 
-The complex coefficients are from Racah's formula (https://doi.org/10.1103/PhysRev.62.438), in exact
-integers up to one square root. A unitary matrix per degree leads to the real basis. It includes the
-factor ``(-i)^l``, which makes all coefficients real.
+The complex coefficients follow Racah's formula (https://doi.org/10.1103/PhysRev.62.438), in exact
+rational numbers up to one square root. A unitary matrix per degree changes to the real basis. Its
+factor ``(-i)^l`` makes all coefficients real.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def wigner_3j(l1: int, l2: int, l3: int) -> Tensor:
 
 @cache
 def symbols_of(l1: int, l2: int, l3: int) -> NDArray[np.float64]:
-    """Return the symbols of `wigner_3j` as an array, which any mode of PyTorch may read."""
+    """Return the symbols of `wigner_3j` as an array, which can be cached in any PyTorch mode."""
     complex_ = np.zeros((2 * l1 + 1, 2 * l2 + 1, 2 * l3 + 1), np.complex128)
     for m1 in range(-l1, l1 + 1):
         for m2 in range(max(-l2, -l3 - m1), min(l2, l3 - m1) + 1):
@@ -67,11 +67,11 @@ def _real_basis(degree: int) -> NDArray[np.complex128]:
 
 
 def coupling(product: TensorProduct) -> Tensor:
-    """Return the map of an edge's harmonics to its coupling matrices, float64 [P, harmonics].
+    """Return the map from an edge's harmonics to its coupling matrices, float64 [P, harmonics].
 
-    For each path and each channel v of its harmonics, in this order, there are the elements of a
-    matrix [2 l1 + 1, 2 l3 + 1], times the factor of the path. It takes a node's irrep of degree l1
-    to the output of degree l3.
+    The P rows are the elements of one matrix [2 l1 + 1, 2 l3 + 1] for each path and each channel v
+    of its harmonics, in this order. A matrix maps a node's irrep of degree l1 to an output of
+    degree l3, and includes the factor of the path.
     """
     return torch.from_numpy(_coupling(product))
 

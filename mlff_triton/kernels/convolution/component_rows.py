@@ -1,7 +1,7 @@
-"""Rows whose columns are in the order of components, in which blocks of channels are contiguous.
+"""Rows in the order of components, in which the channels of each component are contiguous.
 
-Rows of e3nn have the components of a channel side by side. Kernels that read rows of nodes once per
-edge read them in the order of `mlff_triton.kernels.convolution.channel_plan.component_order`.
+e3nn stores the components of a channel side by side. Kernels that read the rows of nodes once per
+edge take them in the order of `mlff_triton.kernels.convolution.channel_plan.component_order`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from mlff_triton.kernels.convolution.channel_plan import component_order
 from mlff_triton.kernels.convolution.graphs import by_sender, mean_of, row_sums
 from mlff_triton.kernels.convolution.types import Irreps, TensorProduct
 
-_ROWS, _COLUMNS = 4, 256  # of a program
-_SUMMED_COLUMNS = 128  # of contributions that a program adds
+_ROWS, _COLUMNS = 4, 256  # per program
+_SUMMED_COLUMNS = 128  # of rows that a program sums by sender
 
 
 @triton.jit
@@ -31,7 +31,10 @@ def _component_rows_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Write ``rows[:, order]``, divided by numbers of edges. Grid: (tiles of ROWS, of COLUMNS)."""
+    """Write ``rows[:, order]`` [n_rows, n_columns], divided by numbers of edges if these are given.
+
+    Grid: (blocks of ROWS, blocks of COLUMNS).
+    """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < n_columns
@@ -53,8 +56,8 @@ def component_rows(
 ) -> Tensor:
     """Return rows [R, columns] in the order of components, in a dtype.
 
-    With the row pointers of receivers, rows are divided by the numbers of their edges, as gradients
-    of means are.
+    If the row pointers of receivers are given, each row is divided by the receiver's number of
+    edges, as gradients of means require.
     """
     rows = rows.contiguous()
     order = component_order(irreps, rows.device)
@@ -87,7 +90,7 @@ def gradient_rows(grad: Tensor, row_ptr: Tensor, product: TensorProduct, reduce:
 def sender_sums(
     rows: Tensor, senders: Tensor, n_nodes: int, irreps: Irreps, dtype: torch.dtype
 ) -> Tensor:
-    """Return sums by sender [S, columns] of rows [E, columns] in the order of components."""
+    """Return sums by sender [S, columns], in e3nn's order, of rows [E, columns] by component."""
     order, pointers = by_sender(senders, n_nodes)
     columns = component_order(irreps, rows.device)
     return row_sums(rows, pointers, dtype, _SUMMED_COLUMNS, order=order, columns=columns)

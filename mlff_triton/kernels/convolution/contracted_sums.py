@@ -4,12 +4,12 @@
 
     S_i[m, r, k] = sum_e z_e[m, r] h_e[k]        t_i[m, r] = sum_e z_e[m, r]
 
-with hidden values h, coupled rows z, weight W and bias b. As the last layer of the network is
-linear, its weights come out of the sum over the edges e that receiver i gets. An edge then takes
-two operations per element of S, and a receiver two per weight and component, where messages take
-two per hidden value and weight of each edge. S has more elements than a receiver has weights, so
-this pays where receivers have many edges. Receivers are taken in parts whose sums fit a
-workspace, and rows in parts whose results are added in order.
+with hidden values h, coupled rows z, weight W and bias b. The last layer of the network is linear,
+so its weights can be applied after the sum over the edges e of receiver i. This takes two
+operations per element of S for each edge, and two per weight and component for each receiver;
+messages take two per hidden value and weight for each edge. The sums S of a receiver have many
+elements, so this pays only if receivers have many edges. Receivers are taken in groups whose sums
+fit in a workspace. Rows are split into parts whose results are added in order.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from mlff_triton.kernels.numerics.rounding import loss_of
 
 _FIELDS = tl.constexpr(6)
 _FILLER = tl.constexpr(FILLER)
-_ROWS = 64  # of receivers and components, of a program
+_ROWS = 64  # pairs of a receiver and a component per program
 _WORKSPACE = 2**30
 """Bytes of sums that are kept at a time."""
 _WAVES = 4
@@ -54,9 +54,9 @@ _WAVES = 4
 _FEWEST_EDGES, _MOST_EDGES = 16, 4096
 """Mean numbers of edges per receiver between which this is faster than messages."""
 _WORTHWHILE = 20_000
-"""Number of edges from which this is faster, although it takes more launches."""
+"""Smallest number of edges for which this is faster, although it takes more launches."""
 _NUMBERS = ("n_receivers", "n_columns", "n_packed", "n_out", "part_size", "n_parts")
-"""Arguments that no vector depends on: kernels are not compiled anew for multiples of 16."""
+"""Arguments that no vectorized access depends on, so multiples of 16 compile no new kernel."""
 
 
 class _Packed(NamedTuple):
@@ -82,7 +82,7 @@ def _pack_kernel(
     K: tl.constexpr,
     N: tl.constexpr,
 ):
-    """Write packed weights with HIDDEN rows of K, read as a block of K. Grid: (rows,)."""
+    """Write packed weights [2, n_rows, HIDDEN, N], in blocks of K >= HIDDEN. Grid: (n_rows,)."""
     row, n = tl.program_id(0), tl.arange(0, N)
     source = tl.load(source_ptr + row * N + n)
     k = tl.arange(0, K).to(tl.int64)[:, None]
@@ -99,7 +99,7 @@ def _pack_kernel(
 
 
 def _pack(weight: Tensor, bias: Tensor, source: Tensor, width: int) -> _Packed:
-    """Order weights as halves by the rows of jobs, with hidden values padded to a width."""
+    """Split weights into halves, in the order of the rows of jobs, padded to ``width``."""
     n_rows, channels = source.shape
     packed = _Packed(
         weight.new_empty(2, n_rows, width, channels, dtype=torch.float16),
@@ -179,7 +179,7 @@ def _contraction_kernel(
             scales = _load_scales(sums, packed, at + following, first_packed + following, live, N)
             scale = unit[:, None] * w_unit[None, :]
             total += outer[:, None] * bias[None, :]
-            of_row = tl.zeros((M, N), ACC)  # a sum of few terms, which loses less than the total
+            of_row = tl.zeros((M, N), ACC)  # a sum of few terms loses less to truncation
             x_ptr, w_ptr = values_ptr + row * K, weight_ptr + row * K * N
             for b in tl.static_range(len(BLOCKS)):
                 k = tl.arange(0, BLOCKS[b])
@@ -196,7 +196,7 @@ def _contraction_kernel(
 
 
 def applies_weights_once(hidden: Tensor, weight: Tensor, row_ptr: Tensor) -> bool:
-    """Return True if receivers have enough edges to apply weights once for each."""
+    """Return True if applying weights once per receiver is faster than once per edge."""
     n_edges, n_receivers = len(hidden), len(row_ptr) - 1
     few, many = _FEWEST_EDGES * n_receivers, _MOST_EDGES * n_receivers
     return precision_of(weight) == "halves" and n_edges >= _WORTHWHILE and few <= n_edges <= many
@@ -243,7 +243,7 @@ def _contract(
     n_columns: int,
     blocks: tuple[int, ...],
 ) -> None:
-    """Write the outputs of jobs for receivers from the first row of ``out`` [parts, ...] on."""
+    """Write the outputs of jobs to the first receivers of ``out`` [parts, receivers, columns]."""
     n_receivers = len(sums.units) // n_columns
     tiles = triton.cdiv(n_receivers * jobs.components, _ROWS)
     with torch.cuda.device_of(out):
@@ -271,14 +271,14 @@ def _contract(
 
 
 def _stages(width: int, channels: int, like: Tensor) -> int:
-    """Return how many blocks of sums and weights are on chip at once: those that fit."""
+    """Return the number of pipeline stages whose blocks of sums and weights fit on chip at once."""
     bytes_of_block = 4 * width * (_ROWS + channels)
     fitting = hardware.shared_memory(like) // bytes_of_block - hardware.has_tensor_memory(like)
     return max(1, min(3, fitting))
 
 
 def _parts_of(plan: ContractionPlan, n_receivers: int, like: Tensor) -> int:
-    """Return in how many parts rows are contracted, so that programs fill a GPU."""
+    """Return the number of parts into which rows are split so that programs fill a GPU."""
     programs: int = sum(
         len(jobs.table) * triton.cdiv(n_receivers * jobs.components, _ROWS) for jobs in plan.jobs
     )

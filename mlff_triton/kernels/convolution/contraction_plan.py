@@ -2,8 +2,8 @@
 
 See `mlff_triton.kernels.convolution.contracted_sums` for the equations. A row of an output is a
 path, a channel of the harmonics and a channel of the node, as in `mlff_triton.kernels.convolution.
-plan`. Columns of coupled rows are ordered by output, component and row. Jobs contract all rows of
-an output for some of its channels; those with as many channels share a launch.
+plan`. Columns of coupled rows are ordered by output, component and row. A job contracts all rows of
+an output for some of its channels. Jobs with the same number of channels share a launch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mlff_triton.kernels.convolution.plan import FILLER, Group, groups_of
 from mlff_triton.kernels.convolution.types import Irrep, TensorProduct, first_column
 
 COLUMNS = 64
-"""Columns of coupled rows of a program."""
+"""Columns of coupled rows per program."""
 
 MAX_CHANNELS = 64
 """Largest number of output channels of a job."""
@@ -35,7 +35,7 @@ class Jobs(NamedTuple):
         Number of components, number of rows, first column of the coupled rows, first packed row,
         first column of the output, and number of channels.
     source : [packed rows, channels]
-        First weight of each row and channel, `FILLER` without one.
+        Column of the weight for each row and channel, or `FILLER`.
     components : int
         Largest number of components.
     channels : int
@@ -49,14 +49,14 @@ class Jobs(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Columns of coupled rows, int32 on one device, those with most components first.
+    """Columns of coupled rows, int32 on one device, those with the most components first.
 
     Attributes
     ----------
     columns : [tiles, COLUMNS, 7]
-        Of each column: first column of the node's irrep, its number of components, first element of
-        the coupling matrix and its stride, first column and number of columns of the same output,
-        and the column itself; `FILLER` after the last.
+        For each column: first column of the node's channel, its number of components, first element
+        of the coupling matrix and its stride, first column and number of columns of the same
+        output, and the column itself; `FILLER` after the last.
     components : int
         Largest number of components.
     """
@@ -73,7 +73,7 @@ class ContractionPlan(NamedTuple):
     columns : Tiles
         All columns of coupled rows.
     tiles : tuple of Tiles
-        The same, by number of components of the node's irrep.
+        The same tiles, grouped by the largest number of components of the node's irrep.
     jobs : tuple of Jobs
         All jobs, by number of channels.
     n_columns : int

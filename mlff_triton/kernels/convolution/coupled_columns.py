@@ -2,9 +2,9 @@
 
     z_e[r, m] = sum_a x_j[a] C_e[a, m]
 
-has a row r for each path, channel v of the harmonics and channel u of the node, in this order, and
-``D = 2 l + 1`` components m each. The weights ``W[k, r, w]`` mix the rows to the channels w of an
-output irrep.
+Each z_e has a row r for each path, channel v of the harmonics and channel u of the node, in this
+order, and ``D = 2 l + 1`` components m each. The weights ``W[k, r, w]`` of hidden value k mix the
+rows into the channels w of an output irrep.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ class CoupledColumns(NamedTuple):
     Attributes
     ----------
     columns : [C, FIELDS]
-        First column of the node's irrep, its number of components, first element of the coupling
+        First column of the node's channel, its number of components, first element of the coupling
         matrix, number of components D, first weight, first column of the output, and its number of
         channels. Elements of the matrix, and channels of the output, are D columns apart.
     rows : [R]
         First column of each row.
     node_terms : [T, node columns, 2]
-        Columns of coupled rows and of coupling matrices, whose products are the gradient of a
-        node's column; `FILLER` after the last.
+        Pairs of a column of the coupled rows and one of the coupling matrices. The sum of their
+        products is the gradient of a node's column. `FILLER` follows the last pair.
     matrix_terms : [P, 5]
-        First column and stride of a node's row, first column and stride of the coupled rows, and
-        number of channels, whose products are the gradient of an element of a coupling matrix.
+        First column and stride in a node's row, first column and stride in the coupled rows, and
+        number of channels. The sum of products over channels is the gradient of an element of a
+        coupling matrix.
     width : int
         Largest number of components of a node's irrep.
     channels : int

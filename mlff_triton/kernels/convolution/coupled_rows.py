@@ -20,7 +20,7 @@ from mlff_triton.kernels.convolution.plan import FILLER
 
 _FIELDS = tl.constexpr(FIELDS)
 _FILLER = tl.constexpr(FILLER)
-_EDGES, _COLUMNS = 16, 64  # of a program
+_EDGES, _COLUMNS = 16, 64  # per program
 _SENT = 8  # edges of a node at a time
 
 

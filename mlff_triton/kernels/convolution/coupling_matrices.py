@@ -2,8 +2,8 @@
 
     C_e[a, m] = f sum_b w3j[a, b, m] s_e[b]
 
-for each path and each channel of its harmonics, with Wigner 3j symbols and the factor f of the
-path. Each element is a sum over the components of one irrep.
+for each path and each channel of its harmonics s, with Wigner 3j symbols and the factor f of the
+path. Each element is a sum over the components of one irrep of the harmonics.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from mlff_triton.kernels.common.dense import COMPUTE_DTYPES
 from mlff_triton.kernels.convolution.clebsch_gordan import coupling
 from mlff_triton.kernels.convolution.types import TensorProduct, columns_of
 
-_EDGES, _COLUMNS = 16, 64  # of a program
-_SUMMED_EDGES = 32  # of a program that sums over elements
+_EDGES, _COLUMNS = 16, 64  # per program
+_SUMMED_EDGES = 32  # per program that sums over elements of the matrices
 
 
 class _Terms(NamedTuple):
@@ -30,11 +30,11 @@ class _Terms(NamedTuple):
     Attributes
     ----------
     first : int32 [P]
-        First column of the harmonics.
+        First column of the harmonics in the sum.
     factors : [P, width]
         Factors of consecutive columns.
     dense : [P, harmonics]
-        The same map as a matrix.
+        Factors of all columns.
     """
 
     first: Tensor

@@ -1,11 +1,11 @@
-"""Blocks of edges: their weights, which are made in registers, and their coupled rows.
+"""Blocks of edges: their weights, computed in registers, and their coupled rows.
 
     w_e = hidden_e weight + bias                              [M, ROWS * CHANNELS]
     z_e[m] = sum_a x_j[a] C_e[a, m]                           [M, ROWS] for each component m
 
 for M edges, and a block of rows and output channels as `mlff_triton.kernels.convolution.plan`
-orders them. In float32, hidden values and weights are multiplied as halves, with a unit per edge
-and per column: see `mlff_triton.kernels.numerics.split`.
+orders them. In float32, 64 or more hidden values are multiplied by the weights as halves, with a
+unit per edge and per column: see `mlff_triton.kernels.numerics.split`.
 
 In kernels, ``inputs`` are the pointers of `EdgeInputs`, ``sizes`` its sizes, and ``packed`` the
 pointers of weight, units and bias.
@@ -40,7 +40,7 @@ _BLOCK = tl.constexpr(BLOCK)
 _FILLER = tl.constexpr(FILLER)
 _FIELDS = tl.constexpr(6)  # of an output of a plan
 _FEWEST_HIDDEN = 64
-"""Sums of fewer products show the bit that halves lack."""
+"""Smallest number of products in a sum of halves. Fewer would show the bit that halves lack."""
 
 MAX_HIDDEN = 256
 """Largest number of hidden values whose halves fit on chip."""
@@ -78,7 +78,8 @@ class PackedWeight(NamedTuple):
     Attributes
     ----------
     weight : [parts, hidden, columns]
-        Halves in float32, else one part in the dtype of the weight; zero for filler.
+        Two halves if ``precision`` is "halves", else one part in the dtype of the weight; zero for
+        filler.
     units : [columns] or None
         Units of halves.
     bias : [columns]
@@ -143,7 +144,7 @@ def _pack_kernel(
 
 
 def pack_weight(weight: Tensor, bias: Tensor, source: Tensor) -> PackedWeight:
-    """Order a weight [hidden, weights] and its bias [weights] by columns, and split it."""
+    """Reorder the columns of a weight [hidden, weights] and bias [weights]; split the weight."""
     n_hidden, n_weights = weight.shape
     n_columns = len(source)
     precision = precision_of(weight)
@@ -193,7 +194,7 @@ def hidden_blocks(n_hidden: int) -> tuple[int, int]:
 
 @triton.jit
 def load_edges(inputs, sizes, start, M: tl.constexpr):
-    """Return M edges from one on: index, if it is one, and sender, [M] each."""
+    """Return M edges from ``start`` on: index, validity and sender, [M] each."""
     edge = start + tl.arange(0, M)
     live = edge < sizes[0]
     sender = tl.load(inputs[3] + edge, live, other=0).to(tl.int64)
@@ -307,7 +308,7 @@ def as_rows(weights):
 def coupled_rows(
     inputs, sizes, rows_ptr, edges, row, D: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr
 ):
-    """Return the D components of coupled rows, which begin at one, [M, ROWS] each."""
+    """Return the D components of the ROWS coupled rows from ``row`` on, [M, ROWS] each."""
     edge, live, sender = edges
     rows_ptr += (row + tl.arange(0, _ROWS)) * 3
     column, width, matrix = tl.load(rows_ptr), tl.load(rows_ptr + 1), tl.load(rows_ptr + 2)

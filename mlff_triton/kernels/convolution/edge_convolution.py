@@ -6,11 +6,11 @@ over the edges ``e = (i, j)`` that node ``i`` receives, for node features x, sph
 and paths p of a tensor product. M. Geiger, T. Smidt, "e3nn: Euclidean neural networks",
 https://arxiv.org/abs/2207.09453, sections 3 and 5.
 
-A first kernel gives each edge its coupling matrices, which contain harmonics and Wigner 3j symbols.
-Others make weights for a tile of edges and use them at once, and messages are summed by receiver,
-in order. Where receivers have many edges, outer products of edges are summed instead, and weights
-applied once per receiver. Gradients are kernels, too, and second derivatives are those of the
-reference.
+If the weights mix channels, a first kernel computes the coupling matrices of each edge from
+harmonics and Wigner 3j symbols. Other kernels compute weights for a tile of edges and use them at
+once, and messages are summed by receiver, in order. If receivers have many edges, outer products of
+edges are summed instead, and weights are applied once per receiver. Kernels compute gradients, too;
+second derivatives come from the plain PyTorch reference.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _edge_convolution(
     product: str,
     reduce: str,
 ) -> Tensor:
-    """Convolve."""
+    """Return the convolved features [N, output columns]."""
     parsed = TensorProduct.parse(product)
     floats = node, edge_sh, hidden, weight, bias
     if parsed.mode == "uvu":
@@ -139,7 +139,7 @@ def edge_convolution(
     """Convolve node features on a graph, without storing the weights of edges.
 
     The last layer of the network that makes the weights is part of the operator: ``hidden`` are its
-    inputs. Differentiable twice, toward all floating-point inputs.
+    inputs. Differentiable twice, with respect to all floating-point inputs.
 
     Parameters
     ----------
@@ -149,12 +149,12 @@ def edge_convolution(
     edge_sh : [E, harmonics]
         Spherical harmonics of edges, in the irreps ``product.harmonics``.
     hidden : [E, H]
-        Hidden values of the network of each edge; H is at most 256.
+        Hidden values of the network for each edge; H is at most 256.
     weight, bias : [H, weights], [weights] or None
         Last layer of that network, in the order of ``product``.
     row_ptr, senders : int64 or int32 [N + 1], [E]
-        Receiver ``i`` has the edges ``row_ptr[i]:row_ptr[i + 1]``, from 0 to E without gaps. The
-        values are not checked.
+        Receiver ``i`` has the edges ``row_ptr[i]:row_ptr[i + 1]``, from 0 to E without gaps, and
+        edge ``e`` comes from node ``senders[e]``. The values are not checked.
     product : TensorProduct
         Irreps and paths.
     reduce : {"sum", "mean"}
@@ -168,7 +168,8 @@ def edge_convolution(
     Raises
     ------
     InputError
-        If shapes, dtypes or devices do not fit together, or a size is not supported.
+        If shapes, dtypes or devices do not fit together, a size is not supported, or ``reduce`` is
+        unknown.
     BackendError
         If the tensors are not on a GPU.
 

@@ -2,8 +2,8 @@
 
 Messages are linear in outer products of coupled rows and hidden values, with weights that edges
 share. Gradients of these products are equal for all edges of a receiver, so they are computed once
-for each: see `mlff_triton.kernels.convolution.outer_sums`. As many receivers are taken at a time as
-have sums that fit a limit of memory.
+for each: see `mlff_triton.kernels.convolution.outer_sums`. Receivers are taken in groups whose sums
+fit a limit of memory.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from mlff_triton.kernels.convolution.types import (
     TensorProduct,
 )
 
-_BYTES = 256 * 2**20  # of sums
-_MULTIPLE = 64  # of receivers, whose rows begin at aligned addresses
+_BYTES = 256 * 2**20  # of the sums of a group
+_MULTIPLE = 64  # of the receivers of a group, for aligned addresses
 
 
 def edge_gradients(
@@ -61,8 +61,9 @@ def edge_gradients(
 ) -> list[Tensor | None]:
     """Return the ``wanted`` gradients of nodes, harmonics, hidden values, weight and bias.
 
-    Takes the gradients of the output, followed by the arguments of the convolution.
-    Gradients that are not wanted are None. The others are in the dtype of sums.
+    Takes the gradients of the output, followed by the arguments of the convolution. Gradients that
+    are not wanted are None; those of weight and bias are computed together. The others are in the
+    dtype of sums.
     """
     if not (senders.shape[0] and product.paths):
         floats = node, edge_sh, hidden, weight, bias
@@ -100,14 +101,14 @@ class _Edges(NamedTuple):
 
 
 class _Receivers(NamedTuple):
-    """Gradients of the sums of receivers, row pointers, and memory for sums of some of them."""
+    """Gradients of the sums of receivers, row pointers, and a buffer for some of the sums."""
 
     grad: Tensor
     row_ptr: Tensor
     sums: Tensor
 
     def some(self) -> Iterator[_Receivers]:
-        """Yield as many receivers at a time as there is memory for."""
+        """Yield groups of receivers whose sums fit in the buffer."""
         n_nodes, size = self.grad.shape[0], self.sums.shape[0]
         if size == n_nodes:
             yield self
@@ -119,7 +120,7 @@ class _Receivers(NamedTuple):
 
 
 def _sums(matrices: Tensor, grad: Tensor, hidden: Tensor, columns: CoupledColumns) -> Tensor:
-    """Return memory for the sums of receivers, [n, C, padded hidden] in the dtype of sums."""
+    """Return a buffer for the sums of receivers, [n, C, padded hidden] in the dtype of sums."""
     shape = columns.columns.shape[0], padded_hidden(hidden.shape[1])
     fitting = _BYTES // (math.prod(shape) * matrices.element_size())
     size = max(1, fitting // _MULTIPLE) * _MULTIPLE

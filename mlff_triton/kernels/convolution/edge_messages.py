@@ -2,8 +2,8 @@
 
     y_e[w, m] = sum_r W_e[r, w] z_e[r, m]        W_e = hidden_e weight + bias
 
-with the rows r of `mlff_triton.kernels.convolution.plan`. Weights are made for a tile of edges and
-a block of rows and channels, multiplied with the coupled rows z at once, and forgotten.
+with the rows r of `mlff_triton.kernels.convolution.plan`. Weights are computed for a tile of edges
+and a block of rows and channels, multiplied by the coupled rows z at once, and discarded.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _write_messages(
     LOSS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """Write the messages of edges in a part of an output's channels."""
+    """Write the messages of edges for one block of an output's channels."""
     _, row, n_blocks, block, column, count = output
     edge, live, _ = edges
     block += part * n_blocks
@@ -95,9 +95,9 @@ def _edge_messages_fwd_kernel(
     LOSS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """Write messages [n_edges, n_out]. Grid: tiles of M edges, with all jobs of the plan each.
+    """Write messages [n_edges, n_out]. Grid: (tiles of M edges x n_jobs jobs of the plan,).
 
-    Tiles are on the first axis, as the others hold 65,535 programs at most.
+    Both are on the first axis, as the others hold at most 65,535 programs.
     """
     tile, job = tl.program_id(0) // n_jobs, tl.program_id(0) % n_jobs
     jobs_ptr += job * 2
@@ -156,9 +156,9 @@ def edge_messages(
 
 
 def edges_per_program(packed: PackedWeight) -> tuple[int, dict[str, int]]:
-    """Return a number of edges, and launch options.
+    """Return the number of edges per program, and launch options.
 
-    Programs of float64 fill the memory of many chips.
+    In float64, more than 16 edges do not fit in the shared memory of many GPUs.
     """
     if packed.bias.dtype == torch.float64:
         return 32 if has_large_memory(packed.weight) else 16, {"num_warps": 4, "num_stages": 1}

@@ -1,4 +1,4 @@
-"""Layer of a network of edges, whose inputs are features of edges and rows of their nodes.
+"""Layer of a network on edges, whose inputs are features of edges and rows of their nodes.
 
     y_e = activation([f_e, x_i, x_j] W + b) = activation(f_e W_f + b + (x W_i)_i + (x W_j)_j)
 
@@ -6,7 +6,7 @@ for an edge ``e`` with features f, and the rows x of nodes ``i`` and ``j``. M. G
 "e3nn: Euclidean neural networks", https://arxiv.org/abs/2207.09453, section 5. Terms of nodes are
 computed once per node, and added to the products of edges. Joined inputs are not stored.
 
-Products in float32 have all of its bits: see `mlff_triton.kernels.numerics.product.FULL`.
+Products in float32 keep its full precision: see `mlff_triton.kernels.numerics.product.FULL`.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class _Tile(NamedTuple):
 
 
 _TILE, _WARPS = _Tile(64, 32, 16), 4
-"""The fastest of many on an H200: values in three parts take registers."""
+"""Fastest of many tiles on an H200: values in three parts take many registers."""
 
 
 @triton.jit
 def _block_of(program, n_out, M: tl.constexpr, N: tl.constexpr):
-    """Return the M rows and N columns of a program. Those of the same rows follow each other."""
+    """Return the M rows and N columns of a program. Programs of the same rows are consecutive."""
     n_blocks = tl.cdiv(n_out, N)
     row = (program // n_blocks).to(tl.int64) * M + tl.arange(0, M)
     return row, (program % n_blocks) * N + tl.arange(0, N)
@@ -102,10 +102,11 @@ def _node_terms_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    """Write terms [n_nodes, n_out] of each table of nodes, whose rows are some elements apart.
+    """Write the terms [n_nodes, n_out] of each table of nodes.
 
-    Both numbers come as odd ones, 2 n + 1: Triton would compile anew for each combination of those
-    divisible by 16. Grid: (blocks [M, N] of the largest table, tables).
+    The number of nodes and the row stride are passed as odd numbers, 2 n + 1: otherwise, Triton
+    would compile a kernel for each combination of numbers divisible by 16. Grid: (blocks [M, N] of
+    the largest table, tables).
     """
     row, column = _block_of(tl.program_id(0), n_out, M, N)
     for k in tl.static_range(len(node_ptrs)):
@@ -149,8 +150,9 @@ def _edge_network_fwd_kernel(
 ):
     """Write hidden values [n_edges, n_out] from features x [n_edges, n_in].
 
-    Terms of nodes [nodes, n_out] are loaded as their indices [n_edges] say, before the product to
-    which they are added. Grid: blocks [M, N], on one axis, as the others hold 65,535 programs.
+    Terms of nodes [nodes, n_out] are gathered by index [n_edges] before the product to which they
+    are added. Grid: (blocks [M, N],), on the first axis, as the others hold at most 65,535
+    programs.
     """
     row, column = _block_of(tl.program_id(0), n_out, M, N)
     live, inside = row < n_edges, (column < n_out)[None, :]
@@ -169,7 +171,7 @@ def _edge_network_fwd_kernel(
 
 
 def _options(x: Tensor, tile: _Tile) -> dict[str, Any]:
-    """Return what is known of both kernels when they are compiled."""
+    """Return the compile-time constants and launch options of both kernels."""
     precision = FULL.value if x.dtype == torch.float32 else "ieee"
     sizes = {"M": tile.rows, "N": tile.columns, "K": tile.inner}
     return {"PRECISION": precision, "ACC": accumulator(x), "num_warps": _WARPS, **sizes}
@@ -214,7 +216,7 @@ def _edge_network(
     bias: Tensor,
     activation: str,
 ) -> Tensor:
-    """Apply the layer."""
+    """Return the hidden values [E, H] of the layer."""
     out = _empty_hidden(features, nodes, index, weight)
     if not out.numel():
         return out
@@ -248,8 +250,8 @@ def edge_network(
 ) -> Tensor:
     """Apply a linear map to the features of edges and the rows of their nodes, and an activation.
 
-    The result is that of ``activation(cat([features, node[index], ...], 1) @ weight + bias)`` for
-    each ``node, index`` of ``ends``. It has no derivatives: a backward pass raises an error.
+    The result equals ``activation(cat([features, node[index], ...], 1) @ weight + bias)`` for each
+    ``node, index`` of ``ends``. It has no derivatives: a backward pass raises an error.
 
     Parameters
     ----------
@@ -257,8 +259,8 @@ def edge_network(
         Features of edges; float16, bfloat16, float32 or float64. Half precisions are summed in
         float32.
     ends : sequence of ([N, C_k], int64 or int32 [E])
-        Rows of nodes, and the node of each edge, such as that of receivers and that of senders.
-        Rows may be columns of wider ones. The values of indices are not checked.
+        Rows of nodes, and the index of a node for each edge, such as its receiver or its sender.
+        Rows may be column slices of wider rows. The values of indices are not checked.
     weight, bias : [C + C_1 + ..., H], [H]
         Linear map. Rows of the weight are in the order of features and ends.
     activation : str

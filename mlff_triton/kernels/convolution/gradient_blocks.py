@@ -1,4 +1,4 @@
-"""Gradients of the network of the weights, from those of a block of weights [M, BLOCK].
+"""Gradients of the network that makes the weights, from those of a block of weights [M, BLOCK].
 
     grad hidden_e = sum_c grad w_e[c] weight[:, c]
     grad weight   = sum_e hidden_e grad w_e
@@ -33,7 +33,7 @@ def add_hidden_gradient(
     PRECISION: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """Add what gradients of a block of weights contribute to those of hidden values."""
+    """Add the contributions of a block of weights to the gradients of hidden values."""
     first, second = sums
     M: tl.constexpr = gradient.shape[0]
     weight, weight_1 = load_packed(packed, block, n_columns, K0, K1, PRECISION)
@@ -55,7 +55,7 @@ def add_hidden_gradient(
 def store_hidden_gradient(
     sums, out_ptr, edges, split, n_edges, n_hidden, K0: tl.constexpr, K1: tl.constexpr
 ):
-    """Store a part of the gradients of hidden values, [splits, n_edges, n_hidden]."""
+    """Store one part of the gradients of hidden values, [splits, n_edges, n_hidden]."""
     edge, live, _ = edges
     row = split.to(tl.int64) * n_edges + edge
     pointers = out_ptr + row[:, None] * n_hidden
@@ -85,7 +85,7 @@ def add_weight_gradient(
     PRECISION: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """Add what M edges contribute to gradients of a block of weights and its bias."""
+    """Add the contributions of M edges to the gradients of a block of weights and its bias."""
     first, second, bias = sums
     if PRECISION == "halves":
         high, low, unit = split_along(gradient, 0)
@@ -111,7 +111,7 @@ def _add_outer(
     PRECISION: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """Add products of K hidden values from one on, and gradients of a block, [K, BLOCK]."""
+    """Add products [K, BLOCK] of K hidden values from ``start`` on and the gradients of a block."""
     edge, live, _ = edges
     k = start + tl.arange(0, K)
     hidden = tl.load(
@@ -133,7 +133,7 @@ def _add_outer(
 def store_weight_gradient(
     sums, out_ptr, bias_ptr, block, n_hidden, n_columns, K0: tl.constexpr, K1: tl.constexpr
 ):
-    """Store a part of the gradients of weights [splits, n_hidden, n_columns] and of the bias."""
+    """Store one part of the gradients of weights [splits, n_hidden, n_columns] and of the bias."""
     first, second, bias = sums
     column = block * _BLOCK + tl.arange(0, _BLOCK)
     split = tl.program_id(1).to(tl.int64)
@@ -147,6 +147,6 @@ def store_weight_gradient(
 
 
 def splits_of(units: int, others: int, x: Tensor) -> int:
-    """Return among how many programs to divide units of work, given the number of programs."""
+    """Return the number of splits of ``units`` of work, with ``others`` programs per split."""
     wanted = triton.cdiv(2 * multiprocessors(x.device), max(others, 1))
     return max(1, min(units, int(wanted), _MAX_SPLITS))

@@ -1,4 +1,4 @@
-"""Graphs of convolutions: checks, receivers of edges, and sums or means of what receivers get."""
+"""Graphs of convolutions: checks, receivers of edges, and sums or means of messages."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mlff_triton.kernels.ops.segment_sum import segment_sum
 
 REDUCTIONS = ("sum", "mean")
 
-_ROWS, _COLUMNS = 8, 64  # of messages that a program adds at a time
+_ROWS, _COLUMNS = 8, 64  # messages and columns that a program adds at a time
 _GRADIENT_COLUMNS = 256  # per program
-_EDGES = 256  # whose receivers a program finds
+_EDGES = 256  # edges or nodes that a program looks up
 _LONG = 512
-"""Mean number of edges per receiver from which several programs sum those of one receiver."""
+"""Mean number of edges per receiver above which several programs sum the edges of one receiver."""
 
 
 def check_graph(
@@ -34,8 +34,8 @@ def check_graph(
     Raises
     ------
     InputError
-        If a shape or dtype is wrong, the tensors are on different devices, or there are edges
-        without nodes.
+        If a shape or dtype is wrong, the tensors are on different devices, there are edges without
+        nodes, or ``reduce`` is unknown.
     BackendError
         If their device is not a GPU.
     """
@@ -82,7 +82,7 @@ def receivers_of(row_ptr: Tensor, n_edges: int) -> Tensor:
 
 @triton.jit
 def _starts_kernel(keys_ptr, out_ptr, n_keys, n_nodes, n_steps, M: tl.constexpr):
-    """Write where the keys of nodes [n_nodes + 1] begin, by bisection. Grid: (blocks of M nodes,).
+    """Write the start of each node's keys [n_nodes + 1], by bisection. Grid: (blocks of M nodes,).
 
     The keys [n_keys] ascend.
     """
@@ -98,7 +98,7 @@ def _starts_kernel(keys_ptr, out_ptr, n_keys, n_nodes, n_steps, M: tl.constexpr)
 
 
 def by_sender(senders: Tensor, n_nodes: int) -> tuple[Tensor, Tensor]:
-    """Return edges sorted by sender, int64 [E], and where those of each begin, int32 [S + 1]."""
+    """Return edges sorted by sender, int64 [E], and the start of each sender's, int32 [S + 1]."""
     keys, edges = torch.sort(senders.int(), stable=True)
     starts = keys.new_empty(n_nodes + 1)
     n_keys = keys.shape[0]
@@ -111,7 +111,7 @@ def by_sender(senders: Tensor, n_nodes: int) -> tuple[Tensor, Tensor]:
 
 @triton.jit
 def mean_of(sums, count):
-    """Return sums divided by a count, and 0 for none."""
+    """Return sums divided by a count. A count of 0 is taken as 1."""
     count = tl.maximum(count, 1)
     if sums.dtype == tl.float32:
         mean = tl.div_rn(sums, tl.zeros_like(sums) + count.to(tl.float32))
@@ -134,8 +134,8 @@ def _row_sums_kernel(
 ):
     """Write sums or means [N, n_columns] of rows. Grid: (nodes, blocks of COLUMNS).
 
-    Node i has the rows ``order[pointers[i]:pointers[i + 1]]``. Column c of the sums is written to
-    ``columns[c]``. Without order and columns, they are 0, 1, 2, ...
+    Node i sums the rows ``order[pointers[i]:pointers[i + 1]]``, and column c of the sums is written
+    to column ``columns[c]``. Without them, ``order`` and ``columns`` are 0, 1, 2, ...
     """
     node = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -172,7 +172,7 @@ def row_sums(
     columns: Tensor | None = None,
     mean: bool = False,
 ) -> Tensor:
-    """Return sums or means [N, columns] of rows, by blocks of columns; see the kernel."""
+    """Return sums or means [N, columns] of rows, ``block`` columns per program; see the kernel."""
     n_nodes, n_columns = len(pointers) - 1, rows.shape[1]
     out = rows.new_empty(n_nodes, n_columns, dtype=dtype)
     if out.numel():
@@ -200,7 +200,7 @@ def receiver_sums(messages: Tensor, row_ptr: Tensor, reduce: str, dtype: torch.d
 
 
 def reduced(sums: Tensor, row_ptr: Tensor, reduce: str) -> Tensor:
-    """Return sums over the edges of nodes [N, ...] as they are, or as means."""
+    """Return sums over edges [N, columns] unchanged, or divided by the numbers of edges."""
     return sums / row_ptr.diff().clamp(min=1)[:, None] if reduce == "mean" else sums
 
 
@@ -222,7 +222,7 @@ def _receiver_gradients_kernel(
 
 
 def receiver_gradients(grad: Tensor, row_ptr: Tensor, reduce: str, dtype: torch.dtype) -> Tensor:
-    """Return the gradients of sums from those of sums or means, 0 for receivers without edges."""
+    """Return gradients of sums [N, columns] from those of sums or means, 0 without edges."""
     n_nodes, n_columns = grad.shape
     out = grad.new_empty(n_nodes, n_columns, dtype=dtype)
     if out.numel():
@@ -245,6 +245,6 @@ def empty_output(node: Tensor, row_ptr: Tensor, product: str) -> Tensor:
 
 
 def output_buffer(node: Tensor, n_rows: int, product: TensorProduct, dtype: torch.dtype) -> Tensor:
-    """Return rows [n_rows, output columns] for kernels, which write all columns with paths."""
+    """Return a buffer [n_rows, output columns], of zeros if an output has no path to write it."""
     make = node.new_empty if product.reaches_all else node.new_zeros
     return make(n_rows, product.n_outputs, dtype=dtype)

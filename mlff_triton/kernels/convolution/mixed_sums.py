@@ -1,11 +1,11 @@
-"""Gradients of sums that weights mix to the output of a fully connected convolution.
+"""Gradients of sums that weights mix into the output of a fully connected convolution.
 
     y_i[w, m]           = sum_r,k W[k, r, w] S_i[(r, m), k]       W[H, r, w] is the bias
     grad S_i[(r, m), k] = sum_w W[k, r, w] grad y_i[w, m]
     grad W[k, r, w]     = sum_i,m S_i[(r, m), k] grad y_i[w, m]
 
 with the sums S of `mlff_triton.kernels.convolution.outer_sums`, for some receivers. Gradients of
-weights are summed by several programs, which take tiles of receivers in turns. A second pass adds
+weights are summed by several programs, which take tiles of receivers in turn. A second pass adds
 their sums, in order.
 """
 
@@ -21,16 +21,16 @@ from mlff_triton.kernels.convolution.gradient_blocks import splits_of
 from mlff_triton.kernels.convolution.outer_sums import TILE, add_dot, precision_of_sums
 
 _FIELDS = tl.constexpr(FIELDS)
-_NODES = 64  # at a time
-_PLACES, _STAGES = 32, 3  # components of receivers at a time
+_NODES = 64  # receivers at a time
+_PLACES, _STAGES = 32, 3  # components of receivers at a time, pipeline stages
 _CHANNELS = 16  # of the output, at a time
 
 
 @triton.jit
 def _load_column(columns_ptr, index):
-    """Return what describes a column of the sums, for the output.
+    """Return the fields of a column of the sums that concern the output.
 
-    These are its first weight, its first column of the output, the number of columns between
+    They are its first weight, its first column of the output, the number of columns between
     channels, and the number of channels.
     """
     columns_ptr += index * _FIELDS
@@ -44,7 +44,7 @@ def _load_column(columns_ptr, index):
 
 @triton.jit
 def _has_edges(row_ptr_ptr, node, M: tl.constexpr, n_nodes):
-    """Return True if any of M receivers from one on has edges."""
+    """Return True if any of M receivers from ``node`` on has edges."""
     first = tl.load(row_ptr_ptr + node)
     return tl.load(row_ptr_ptr + tl.minimum(node + M, n_nodes)) > first
 
@@ -70,7 +70,7 @@ def _sums_gradient_kernel(
 ):
     """Write gradients of sums [n_nodes, n_coupled, n_inner].
 
-    Grid: tiles of M receivers, with all columns each. Tiles without edges are left out.
+    Grid: (tiles of M receivers x n_coupled columns,). Tiles without edges are skipped.
     """
     tile, index = tl.program_id(0) // n_coupled, tl.program_id(0) % n_coupled
     if _has_edges(row_ptr_ptr, tile * M, M, n_nodes):
@@ -117,9 +117,9 @@ def _weight_gradient_kernel(
     HIDDEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Write parts of gradients, [splits, n_hidden, n_weights], and of the bias [splits, n_weights].
+    """Write partial gradients of weight [splits, n_hidden, n_weights] and bias [splits, n_weights].
 
-    Grid: (rows with all blocks of CHANNELS and of HIDDEN each, splits of the receivers).
+    Grid: (rows x blocks of HIDDEN x blocks of CHANNELS, splits of the receivers).
     """
     n_tiles = n_inner // HIDDEN
     index = tl.load(rows_ptr + tl.program_id(0) // (n_tiles * n_parts))
@@ -129,7 +129,7 @@ def _weight_gradient_kernel(
         k = tl.program_id(0) // n_parts % n_tiles * HIDDEN + tl.arange(0, HIDDEN)
         w = start + tl.arange(0, CHANNELS)
         inside = (w < count)[None, :]
-        n_places = n_nodes * stride  # receivers, with the components of each
+        n_places = n_nodes * stride  # pairs of a receiver and a component
         total = tl.zeros((HIDDEN, CHANNELS), out_ptr.dtype.element_ty)
         for begin in range(tl.program_id(1) * M, n_places, tl.num_programs(1) * M):
             place = begin + tl.arange(0, M)
@@ -192,7 +192,7 @@ def write_sums_gradient(
 def weight_gradients(
     grad: Tensor, sums: Tensor, weight: Tensor, columns: CoupledColumns
 ) -> tuple[Tensor, Tensor]:
-    """Return parts of the gradients of weight [splits, H, weights] and bias [splits, weights]."""
+    """Return partial gradients of weight [splits, H, weights] and bias [splits, weights]."""
     n_nodes, n_coupled, n_inner = sums.shape
     n_hidden, n_weights = weight.shape
     n_parts = triton.cdiv(columns.channels, _CHANNELS)

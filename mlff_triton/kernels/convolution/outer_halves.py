@@ -3,13 +3,13 @@
     S_i[c, k] = sum_e z_e[c] h_e[k]        t_i[c] = sum_e z_e[c]
 
 over the edges e of receiver i, for the columns c of coupled rows and hidden values k. Sums are
-written as halves with a unit for each c, as `mlff_triton.kernels.convolution.contracted_sums` reads
-them. Coupled rows are halves, too, with a unit for each c and some edges. The largest value of both
-factors is below 2^15, so that the number of edges bounds the sum, and no second pass is needed to
-find its unit.
+written as halves with one unit per column c, as `mlff_triton.kernels.convolution.contracted_sums`
+reads them. Coupled rows are split into halves, too, with one unit per column and chunk of edges.
+All values of both factors are below 2^15, so the number of edges bounds the sum, and no second pass
+is needed to find its unit.
 
-The sums of a receiver whose edges fit one product are written block after block. Programs then take
-half of the registers, and twice as many run at a time.
+If the edges of a receiver fit in one matrix product, its sums are written block after block.
+Programs then take half the registers, and twice as many run at a time.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from mlff_triton.kernels.numerics.split import EXPONENT
 _FIELDS = tl.constexpr(7)
 _FILLER = tl.constexpr(FILLER)
 EDGES = 32
-"""Edges of a product."""
-_BLOCK = 64  # hidden values of a product
-_SPLIT_EDGES = 32  # of a program that splits hidden values
+"""Edges per matrix product."""
+_BLOCK = 64  # hidden values per matrix product
+_SPLIT_EDGES = 32  # per program that splits hidden values
 _FEW_REGISTERS = 128
-"""Registers of a thread where receivers have few edges: with more, too few programs run at once."""
+"""Registers per thread if receivers have few edges: with more, too few programs run at once."""
 _EXPONENT_BITS = tl.constexpr(0x7F800000)
 _SCALE_BITS = tl.constexpr((2 * 127 - 2 * EXPONENT + 12) << 23)  # products are below 2^30
 _SMALLEST_UNIT = tl.constexpr(2.0**-126)
 
 _NUMBERS = ("sizes", "first_receiver", "n_receivers", "n_columns", "n_edges", "n_tiles")
-"""Arguments that no vector depends on: kernels are not compiled anew for multiples of 16."""
+"""Arguments that no vectorized access depends on, so multiples of 16 compile no new kernel."""
 
 
 class SplitHidden(NamedTuple):
@@ -51,11 +51,11 @@ class SplitHidden(NamedTuple):
     Attributes
     ----------
     values : float16 [2, E, K]
-        Halves of hidden values, and zeros.
+        Halves of hidden values, padded with zeros.
     units : [E]
         Units of halves.
     blocks : tuple of int
-        Parts of K, powers of two.
+        Sizes of the blocks that make up K, powers of two.
     """
 
     values: Tensor
@@ -82,7 +82,7 @@ class OuterHalves(NamedTuple):
 
     @classmethod
     def of(cls, space: Tensor, n_rows: int, width: int) -> OuterHalves:
-        """Return uninitialized sums in bytes of memory."""
+        """Return uninitialized sums as views of a buffer of bytes."""
         values, units, totals, _ = space.split_with_sizes(
             [4 * n_rows * width, 4 * n_rows, 4 * n_rows, len(space) - n_rows * cls.bytes_of(width)]
         )
@@ -94,7 +94,7 @@ class OuterHalves(NamedTuple):
 
     @staticmethod
     def bytes_of(width: int) -> int:
-        """Return the bytes of a row."""
+        """Return the number of bytes per row."""
         return 4 * width + 8
 
 
@@ -153,7 +153,7 @@ def split_hidden(hidden: Tensor) -> SplitHidden:
 
 @triton.jit
 def _load_edges(inputs, units_ptr, start, last, EDGES: tl.constexpr, INDEX: tl.constexpr):
-    """Return edges from one on: index, if it is one, sender, and unit of hidden values."""
+    """Return EDGES edges from ``start`` on: index, validity, sender, and unit of hidden values."""
     edge = start + tl.arange(0, EDGES)
     live = edge < last
     sender = tl.load(inputs[2] + edge, live, other=0).to(INDEX)
@@ -241,7 +241,7 @@ def _coupled_columns_of_few(
 ):
     """Return columns of coupled rows of a receiver with few edges, [columns, edges].
 
-    The last edge stands for those after it, so that loads need no mask per edge.
+    Edges after the last one repeat it, so that loads need no mask per edge.
     """
     column, width, matrix, stride = table
     edge = tl.maximum(tl.minimum(first + tl.arange(0, EDGES), last - 1), 0)
@@ -272,7 +272,7 @@ def _write_few(
     EDGES: tl.constexpr,
     INDEX: tl.constexpr,
 ):
-    """Write the sums of a receiver with EDGES edges at most, one block after another."""
+    """Write the sums of a receiver with at most EDGES edges, one block after another."""
     z = _coupled_columns_of_few(inputs, sizes, table, n_components, first, last, EDGES, INDEX)
     edge = tl.arange(0, EDGES)
     live = edge < last - first
@@ -309,15 +309,15 @@ def _outer_halves_kernel(
     FEW: tl.constexpr,
     INDEX: tl.constexpr,
 ):
-    """Write sums of receivers. Grid: receivers, with some tiles of COLUMNS columns each.
+    """Write sums of receivers. Grid: (receivers x n_tiles tiles of COLUMNS columns,).
 
-    With FEW, most receivers have EDGES edges at most, and take fewer registers.
+    With FEW, receivers with at most EDGES edges are summed in fewer registers.
     """
     receiver, tile = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
     first = tl.load(row_ptr_ptr + first_receiver + receiver)
     last = tl.load(row_ptr_ptr + first_receiver + receiver + 1)
     columns_ptr += tile * (COLUMNS * _FIELDS)
-    n_components = tl.load(columns_ptr + 1)  # of the first column, which has most
+    n_components = tl.load(columns_ptr + 1)  # of the first column, which has the most
     columns_ptr += tl.arange(0, COLUMNS)[:, None] * _FIELDS
     table = (
         tl.load(columns_ptr),
@@ -366,7 +366,7 @@ def _outer_halves_kernel(
 
 @triton.jit
 def _store_scales(out, rows, unit, totals, n_edges):
-    """Store units and totals of rows, and return factors by which sums become halves."""
+    """Store units and totals of rows, and return the factors that turn sums into halves."""
     row, inside, _ = rows
     scale = _scale_of(n_edges)
     tl.store(out[1] + row, unit * inverse(scale), inside)
@@ -376,14 +376,14 @@ def _store_scales(out, rows, unit, totals, n_edges):
 
 @triton.jit
 def _scale_of(n_edges):
-    """Return a power of two that brings sums of n products of halves below 2^15."""
+    """Return a power of two that brings sums of ``n_edges`` products of halves below 2^15."""
     bits = tl.maximum(n_edges, 1).to(tl.float32).to(tl.int32, bitcast=True) & _EXPONENT_BITS
     return (-bits + _SCALE_BITS).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _store_halves(out, rows, x, k, K: tl.constexpr):
-    """Store high and low parts of a block of columns from k on, in rows of K."""
+    """Store high and low parts of a block of columns that begins at k, in rows of K columns."""
     row, inside, n_rows = rows
     high, low = split(x, "halves")
     pointers = out[0] + row.to(tl.int64) * K + k + tl.arange(0, x.shape[1])[None, :]
@@ -399,7 +399,7 @@ def write_outer_halves(
     plan: ContractionPlan,
     out: OuterHalves,
 ) -> None:
-    """Write the sums of receivers from one on, as many as fit ``out``."""
+    """Write the sums of receivers from ``first`` on, as many as fit in ``out``."""
     n_receivers = len(out.units) // plan.n_columns
     elements = max(inputs.node.numel(), inputs.matrices.numel())
     few = len(inputs.senders) <= EDGES * (len(row_ptr) - 1)

@@ -4,9 +4,9 @@
     grad z_e[c] = sum_k grad S_i[c, k] h_e[k]
     grad h_e[k] = sum_c grad S_i[c, k] z_e[c]
 
-The weights of edges are linear in hidden values, so a convolution is linear in these sums, see
-`mlff_triton.kernels.convolution.mixed_sums`. Sums of all receivers would be large: callers take
-some receivers at a time, whose edges are ``row_ptr[i]:row_ptr[i + 1]``.
+The weights of edges are linear in hidden values, so a convolution is linear in these sums: see
+`mlff_triton.kernels.convolution.mixed_sums`. The sums of all receivers would be large, so callers
+take some receivers i at a time, with edges ``row_ptr[i]:row_ptr[i + 1]``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from mlff_triton.kernels.convolution.edge_blocks import zeros
 from mlff_triton.kernels.numerics.product import FULL
 
 TILE = 32
-"""Hidden values at a time. Those of sums are padded to a multiple."""
+"""Hidden values at a time. Sums are padded to a multiple of it."""
 
-_EDGES = 32  # at a time
+_EDGES = 32  # edges at a time
 _SUMS_TILE = {"COLUMNS": 64, "num_warps": 4, "num_stages": 2}
 _COUPLED_TILE = {"COLUMNS": 64, "num_warps": 4, "num_stages": 3}
 _HIDDEN_TILE = {"COLUMNS": 32, "num_warps": 4, "num_stages": 1}
@@ -76,7 +76,7 @@ def _outer_sums_fwd_kernel(
     TILES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Write sums [n_nodes, n_coupled, TILES * HIDDEN]. Grid: receivers with blocks of COLUMNS."""
+    """Write sums [n_nodes, n_coupled, TILES * HIDDEN]. Grid: (receivers x blocks of COLUMNS,)."""
     node = (tl.program_id(0) // n_blocks).to(tl.int64)
     column = tl.program_id(0) % n_blocks * COLUMNS + tl.arange(0, COLUMNS)
     first = tl.load(row_ptr_ptr + node).to(tl.int64)
@@ -117,7 +117,7 @@ def _coupled_gradient_kernel(
 ):
     """Write gradients of coupled rows [n_edges, n_coupled], from those of sums.
 
-    Grid: (receivers with blocks of COLUMNS, splits of the edges).
+    Grid: (receivers x blocks of COLUMNS, splits of the edges).
     """
     node = (tl.program_id(0) // n_blocks).to(tl.int64)
     column = tl.program_id(0) % n_blocks * COLUMNS + tl.arange(0, COLUMNS)
@@ -153,7 +153,7 @@ def _hidden_gradient_kernel(
 ):
     """Write gradients of hidden values [n_edges, n_hidden], from those of sums.
 
-    Grid: (receivers with blocks of HIDDEN, splits of the edges).
+    Grid: (receivers x blocks of HIDDEN, splits of the edges).
     """
     node = (tl.program_id(0) // n_blocks).to(tl.int64)
     k = tl.program_id(0) % n_blocks * HIDDEN + tl.arange(0, HIDDEN)
@@ -193,12 +193,12 @@ def _options(sums: Tensor) -> dict[str, object]:
 
 
 def splits_of_edges(n_edges: int, n_nodes: int) -> int:
-    """Return among how many programs to divide the edges of a receiver."""
+    """Return the number of programs that share the edges of a receiver."""
     return min(65_535, max(1, n_edges // (_EDGES * n_nodes)))
 
 
 def write_outer_sums(coupled: Tensor, hidden: Tensor, row_ptr: Tensor, out: Tensor) -> None:
-    """Write the sums [n, C, padded hidden] of some receivers, from those of all edges."""
+    """Write sums [n, C, padded hidden] of some receivers, from the coupled rows of all edges."""
     n_nodes, n_coupled, _ = out.shape
     n_blocks = triton.cdiv(n_coupled, _SUMS_TILE["COLUMNS"])
     with torch.cuda.device_of(out):
@@ -218,7 +218,7 @@ def write_outer_sums(coupled: Tensor, hidden: Tensor, row_ptr: Tensor, out: Tens
 def write_coupled_gradient(
     sums: Tensor, hidden: Tensor, row_ptr: Tensor, out: Tensor, splits: int
 ) -> None:
-    """Write gradients of coupled rows, for the edges of some receivers into [E, C]."""
+    """Write gradients of coupled rows to ``out`` [E, C], for the edges of some receivers."""
     n_nodes, n_coupled, _ = sums.shape
     n_blocks = triton.cdiv(n_coupled, _COUPLED_TILE["COLUMNS"])
     with torch.cuda.device_of(out):
@@ -238,7 +238,7 @@ def write_coupled_gradient(
 def write_hidden_gradient(
     sums: Tensor, coupled: Tensor, row_ptr: Tensor, out: Tensor, splits: int
 ) -> None:
-    """Write gradients of hidden values, for the edges of some receivers into [E, H]."""
+    """Write gradients of hidden values to ``out`` [E, H], for the edges of some receivers."""
     n_nodes, n_coupled, _ = sums.shape
     n_blocks = triton.cdiv(out.shape[1], TILE)
     with torch.cuda.device_of(out):

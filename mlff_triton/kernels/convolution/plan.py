@@ -2,9 +2,9 @@
 
 The product of a node's irreps and an edge's harmonics has rows: one for each path, channel v of the
 harmonics and channel u of the node, with ``D = 2 l + 1`` components each. The weights mix the rows
-of an output irrep to its channels w. Kernels take `ROWS` rows and `CHANNELS` channels at a time, a
-block of ``ROWS * CHANNELS`` weights per edge. Rows of an output are padded to whole blocks, and
-weights are packed block after block, for each output, `CHANNELS` of its channels, and its rows.
+of an output irrep into its channels w. Kernels take `ROWS` rows and `CHANNELS` channels at a time:
+a block of ``ROWS * CHANNELS`` weights per edge. The rows of each output are padded to whole blocks.
+Packed blocks are ordered by output, then by `CHANNELS` of its channels, then by rows.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class Plan(NamedTuple):
     Attributes
     ----------
     rows : [R, 3]
-        First column of the node's irrep, its number of components (0 for filler), and first column
-        of the coupling matrix.
+        First column of the node's channel, its number of components (0 for filler), and first
+        column of the coupling matrix.
     outputs : [K, 6]
         Number of components, first row, number of blocks of rows, first block, first column of the
         output, and number of channels.
     jobs : [J, 2]
-        Output, and which `CHANNELS` of its channels.
+        Output, and index of a block of `CHANNELS` of its channels.
     source : [B * BLOCK]
-        Column of the weight, `FILLER` without one.
+        Column of the weight for each packed column, or `FILLER`.
     components : tuple of int
-        Numbers of components of outputs that have paths.
+        Distinct numbers of components of the outputs that have paths, in ascending order.
     width : int
         Largest number of components of a node's irrep.
     """
@@ -56,7 +56,7 @@ class Plan(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Rows of one path and one channel of the harmonics, which have equal strides.
+    """Rows of one path and one channel of the harmonics, with a constant stride between weights.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class Group(NamedTuple):
     matrix, components : int
         First column of the coupling matrix, and components of the output.
     weight, stride : int
-        First weight, and number of weights between two rows.
+        First weight, and number of weights between consecutive rows.
     """
 
     output: int

@@ -1,4 +1,4 @@
-"""The convolutions on graphs as a type, which kernels and references satisfy."""
+"""Protocol of the convolutions on graphs, which kernels and references satisfy."""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@ and paths p of a tensor product that keeps channels. S. Batzner et al., "E(3)-eq
 neural networks for data-efficient and accurate interatomic potentials",
 https://arxiv.org/abs/2101.03164; I. Batatia et al., "MACE", https://arxiv.org/abs/2206.07697.
 
-Weights of a model that depend on the distance alone are splines in a table, which kernels look up
-edge by edge and use at once. Second derivatives are those of the reference. Tables are
-constants here. To train them, use `mlff_triton.kernels.convolution.edge_convolution`.
+Weights that depend on the distance alone are splines in a table. Kernels look them up edge by edge
+and use them at once. Second derivatives come from the plain PyTorch reference. Tables are
+constants. To train them, use `mlff_triton.kernels.convolution.edge_convolution`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _gradient(
     reduce: str,
     wanted: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the wanted gradients of nodes, harmonics and distances, and others empty."""
+    """Return the wanted gradients of nodes, harmonics and distances; the others are empty."""
     parsed = TensorProduct.parse(product)
     grad = gradient_rows(grad, row_ptr, parsed, reduce)
     constants = table, positions, intervals, senders, parsed
@@ -122,7 +122,7 @@ def _radial_convolution(
     product: str,
     reduce: str,
 ) -> Tensor:
-    """Convolve."""
+    """Return the convolved features [N, output columns]."""
     parsed = TensorProduct.parse(product)
     rows, located = _prepare(node, edge_sh, distance, table, positions, intervals, senders, parsed)
     return channel_sums(rows, located, row_ptr, parsed, reduce)
@@ -141,7 +141,7 @@ def radial_convolution(
 ) -> Tensor:
     """Convolve node features on a graph, with weights that are functions of the distance.
 
-    Differentiable twice, toward nodes, harmonics and distances.
+    Differentiable twice, with respect to nodes, harmonics and distances.
 
     Parameters
     ----------
@@ -157,8 +157,8 @@ def radial_convolution(
     knots : Knots
         Knots of the table, in float64.
     row_ptr, senders : int64 or int32 [N + 1], [E]
-        Receiver ``i`` has the edges ``row_ptr[i]:row_ptr[i + 1]``, from 0 to E without gaps. The
-        values are not checked.
+        Receiver ``i`` has the edges ``row_ptr[i]:row_ptr[i + 1]``, from 0 to E without gaps, and
+        edge ``e`` comes from node ``senders[e]``. The values are not checked.
     product : TensorProduct
         Irreps and paths, of the mode "uvu".
     reduce : {"sum", "mean"}
@@ -172,8 +172,8 @@ def radial_convolution(
     Raises
     ------
     InputError
-        If shapes, dtypes or devices do not fit together, the product mixes channels, or the table
-        requires a gradient.
+        If shapes, dtypes or devices do not fit together, the product mixes channels, ``reduce`` is
+        unknown, or the table requires a gradient.
     BackendError
         If the tensors are not on a GPU.
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mlff_triton.kernels.types.edges import Knots
 
-_EDGES = 128  # of a program
+_EDGES = 128  # per program
 
 
 class TabulatedEdges(NamedTuple):
@@ -58,7 +58,7 @@ def _tabulated_edges_kernel(
     distance = tl.load(distance_ptr + edge, live, other=0.0).to(tl.float64)
 
     cell = (distance - first) * (n_cells * 1.0 / (last - first))
-    cell = tl.where(cell > 0, cell, 0.0)  # NaN is in the first one
+    cell = tl.where(cell > 0, cell, 0.0)  # NaN falls into the first cell
     cell = tl.where(cell < n_cells, cell, n_cells - 1.0).to(tl.int64)
     interval = tl.load(intervals_ptr + cell, live, other=0)
     interval += (distance >= tl.load(positions_ptr + interval + 1)).to(tl.int32)

@@ -1,9 +1,9 @@
 """Irreps, and tensor products of a node's irreps with the spherical harmonics of an edge.
 
-Rows are laid out as by e3nn: one irrep after another, each with its multiplicity first and its
-``2 l + 1`` components last. Weights of a product lie path after path, in the order of its
-instructions: [u, v, w] of "uvw", which connects all channels u of the input, v of the harmonics and
-w of the output, and [u, v] of "uvu", which keeps the channels of the input.
+Rows are laid out as in e3nn: one irrep after another, each as [multiplicity, 2 l + 1]. Weights of a
+product are stored path after path, in the order of its instructions: [u, v, w] in the mode "uvw",
+which connects all channels u of the input, v of the harmonics and w of the output, and [u, v] in
+the mode "uvu", which keeps the channels of the input.
 
 Source: M. Geiger, T. Smidt, "e3nn: Euclidean neural networks", https://arxiv.org/abs/2207.09453.
 """
@@ -58,7 +58,7 @@ class Irrep(NamedTuple):
 
     @property
     def columns(self) -> int:
-        """Number of columns of a row."""
+        """Number of columns of all copies."""
         return self.count * self.width
 
     def __str__(self) -> str:
@@ -109,7 +109,7 @@ class Path(NamedTuple):
     node, harmonic, output : int
         Indices of the irreps.
     factor : float
-        Factor of the product with the Wigner 3j symbol, from the normalization.
+        Factor of the Wigner 3j symbol, from the normalization.
     """
 
     node: int
@@ -127,7 +127,7 @@ class TensorProduct:
     node, harmonics, output : tuple of Irrep
         Irreps of the nodes, of the edges and of the result.
     mode : {"uvw", "uvu"}
-        Connection of channels, of all paths.
+        Connection of channels, which all paths share.
     paths : tuple of Path
         Terms, in the order of their weights.
     """
@@ -166,7 +166,8 @@ class TensorProduct:
         Raises
         ------
         InputError
-            If irreps or instructions are wrong or not supported; the message names them.
+            If irreps, instructions or a normalization are wrong or not supported; the message names
+            them.
 
         Examples
         --------
@@ -188,7 +189,7 @@ class TensorProduct:
 
     @classmethod
     def parse(cls, text: str) -> TensorProduct:
-        """Return the product that `text` describes."""
+        """Return the product that a string in the format of `text` describes."""
         return _parse(text)
 
     @cached_property

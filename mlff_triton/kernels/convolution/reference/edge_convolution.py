@@ -3,8 +3,8 @@
     y_i = sum_e sum_p W_p(h_e) (x_j *_p s_e)          W(h) = h weight + bias
 
 over the edges ``e = (i, j)`` that node ``i`` receives, for node features x, spherical harmonics s,
-and paths p of a tensor product, whose channels the weights mix. M. Geiger, T. Smidt, "e3nn:
-Euclidean neural networks", https://arxiv.org/abs/2207.09453, sections 3 and 5.
+and paths p of a tensor product. M. Geiger, T. Smidt, "e3nn: Euclidean neural networks",
+https://arxiv.org/abs/2207.09453, sections 3 and 5.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def edge_products(
 
 
 def reduce_edges(messages: Tensor, row_ptr: Tensor, reduce: str) -> Tensor:
-    """Return sums or means [N, ...] of the messages that each node receives; 0 without any."""
+    """Return sums or means [N, columns] of the messages that each node receives; 0 without any."""
     count = row_ptr.diff()
     nodes = torch.arange(len(count), device=messages.device)
     receivers = nodes.repeat_interleave(count, output_size=len(messages))

@@ -1,4 +1,4 @@
-"""Layer of a network of edges, in plain PyTorch.
+"""Layer of a network on edges, in plain PyTorch.
 
     y_e = activation([f_e, x_i, x_j] W + b)
 
