@@ -1,4 +1,4 @@
-"""Attention of sequence models of genomes, whose biases are never stored for all pairs.
+"""Attention in sequence models of genomes, which never stores biases for all pairs of positions.
 
     relative   s_ij = (scale q_i + a) . k_j + (scale q_i + b) . r[j - i]
     capped     s_ij = cap tanh((scale q_i . k_j + bias[i / W, j / W]) / cap)
@@ -8,8 +8,8 @@
 Each program owns a block of queries and loops over the keys once (T. Dao et al.,
 "FlashAttention", https://arxiv.org/abs/2205.14135).
 
-Relative: the term of positions i0 + m and j0 + n depends on n - m. The product of the queries with
-N consecutive rows of r gives a block whose row m is rotated by m. This block of keys needs the part
+Relative: the position term of i0 + m and j0 + n depends on n - m. The product of the queries with N
+consecutive rows of r gives a block whose row m is rotated by m. This block of keys needs the part
 with n >= m, and the next block needs the rest. So each row of r is multiplied once per block of
 queries.
 
@@ -42,12 +42,12 @@ from mlff_triton.kernels.common.hardware import multiprocessors
 from mlff_triton.kernels.numerics.exponential import LOG2_E
 
 _HALVES = (torch.float16, torch.bfloat16)
-_LARGEST = tl.constexpr(65504.0)  # among the finite values of float16
+_LARGEST = tl.constexpr(65504.0)  # finite value of float16
 
 
 @triton.jit
 def _position_scores(q, difference, rel_ptr, row, head, length, heads, turn, DIM: tl.constexpr):
-    """Multiply queries [N, D] with another bias by rows of r, and rotate row m by m."""
+    """Multiply queries [N, D], plus a difference of biases, by rows of r, and rotate row m by m."""
     D: tl.constexpr = q.shape[1]
     known = (row >= 0) & (row < 2 * length - 1)
     rel = load_rows(rel_ptr + head * DIM, row, heads * DIM, known, 0, DIM, D)  # [N, D]
@@ -96,7 +96,7 @@ def _relative_attention_fwd_kernel(
     )  # [N, D]
     content = tl.load(content_ptr + head * DIM + dim, dim < DIM, other=0.0).to(tl.float32)
     position = tl.load(position_ptr + head * DIM + dim, dim < DIM, other=0.0).to(tl.float32)
-    # Both products are of the same rows, as registers are scarce.
+    # Both products use the same queries, as registers are scarce.
     q = (q * SCALE + content[None, :]).to(k_ptr.dtype.element_ty)
     difference = position - content
     k_ptr += batch * k_batch + head * k_head
@@ -160,8 +160,8 @@ def _capped_attention_fwd_kernel(
     """Write out [B, S, HEADS, VALUE_DIM].
 
     Reads q [B, S, HEADS, DIM], k [B, S, DIM], v [B, S, VALUE_DIM] and bias
-    [B, S / WIDTH, S / WIDTH, HEADS]. Rows of a product are heads of positions. Values are split
-    into V and REST columns. Grid: (blocks of M rows, B).
+    [B, S / WIDTH, S / WIDTH, HEADS]. Rows of a product are pairs of a position and a head. Values
+    are split into V and REST columns. Grid: (blocks of M rows, B).
     """
     first, batch = tl.program_id(0) * M, tl.program_id(1).to(tl.int64)
     row, n = first + tl.arange(0, M), tl.arange(0, N)
@@ -190,7 +190,7 @@ def _capped_attention_fwd_kernel(
             (bin_of_c < n_bins)[:, None] & known[None, :],
             other=0.0,
         )  # [BIASES, N]
-        # Larger biases are far beyond the cap; infinity times a zero of the indicator is NaN.
+        # Larger biases are far beyond the cap, and infinity times a zero of the indicator is NaN.
         bias = bias.to(tl.float32) * (1 / SCALE)
         bias = tl.clamp(bias, -_LARGEST, _LARGEST, propagate_nan=tl.PropagateNan.ALL).to(q.dtype)
         scores = tl.dot(indicator, bias, tl.dot(q, k.T))
@@ -221,12 +221,12 @@ class _Tile(NamedTuple):
     stages: int
 
 
-_RELATIVE = _Tile(64, 64, 4, 2)  # of as many rows as keys
+_RELATIVE = _Tile(64, 64, 4, 2)  # with as many rows as keys
 _CAPPED_SHORT, _CAPPED_LONG = _Tile(64, 64, 4, 2), _Tile(128, 64, 8, 2)
 
 
 class _Columns(NamedTuple):
-    """Blocks of the columns of values: 128 and 64 for 192 columns, otherwise a single one.
+    """Blocks of the columns of values: 128 and 64 for 129 to 192 columns, otherwise one block.
 
     Other pairs of blocks are not used: for some, such as 32 and 16, the assembler of CUDA 12.9 for
     Hopper reads a register that it has not written, and the second block is wrong.
@@ -262,7 +262,7 @@ def relative_attention(
     rel_k : [2 S - 1, H, D]
         Keys of relative positions j - i = 1 - S to S - 1.
     content_bias, position_bias : [H, D]
-        Added to scaled queries, before the products with keys and with keys of positions.
+        Biases added to scaled queries before the products with ``k`` and ``rel_k``, respectively.
     scale : float, optional
         Factor of the queries; 1 / sqrt(D) by default.
 
@@ -335,18 +335,18 @@ def capped_attention(
     cap: float = 5.0,
     scale: float | None = None,
 ) -> Tensor:
-    """Compute attention of heads that share keys and values, with capped scores, no gradients.
+    """Compute capped attention of heads that share keys and values, without gradients.
 
     Parameters
     ----------
     q : [B, S, H, D]
-        Queries, float16 or bfloat16, contiguous like all others.
+        Queries, float16 or bfloat16.
     k, v : [B, S, D], [B, S, V]
         Keys and values of all heads.
     pair_bias : [B, P, P, H]
-        Added to the scores of all pairs of positions in a pair of bins of S / P positions.
+        Bias added to the scores of all pairs of positions in a pair of bins of S / P positions.
     cap : float
-        Bound on the absolute value of the scores, imposed by a tanh, at most 10.
+        Bound on the absolute value of the scores, imposed by a tanh; positive and at most 10.
     scale : float, optional
         Factor of the products; 1 / sqrt(D) by default.
 
@@ -358,7 +358,7 @@ def capped_attention(
     Raises
     ------
     InputError
-        If shapes, dtypes, devices or the cap do not fit.
+        If shapes, dtypes or devices do not fit together, or the cap is out of range.
     BackendError
         If the tensors are not on a GPU.
 
@@ -410,7 +410,7 @@ def capped_attention(
 
 
 def _indicator_columns(rows: int, width: int, heads: int) -> int:
-    """Return the number of columns for all heads and bins that a block of rows may touch."""
+    """Return the number of columns of the indicator, for all heads and bins of a block of rows."""
     per_bin = width * heads
     aligned = per_bin % rows == 0 or rows % per_bin == 0
     bins = (rows - 1) // per_bin + (1 if aligned else 2)

@@ -88,8 +88,8 @@ def _attention_inputs_fwd_kernel(
 ):
     """Write q [n_rows, HEADS, DIM], k [n_rows, DIM] and v [n_rows, VALUE_DIM].
 
-    Reads x [n_rows, HEADS DIM + DIM + VALUE_DIM]. Grid: (blocks of M rows, HEADS + 2), whose last
-    two parts are keys and values.
+    Reads x [n_rows, HEADS DIM + DIM + VALUE_DIM]. Grid: (blocks of M rows, HEADS + 2). The last two
+    programs of a block compute keys and values.
     """
     row = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
     part = tl.program_id(1)

@@ -7,7 +7,7 @@ The softmax over two logits that are linear in the rows is a sigmoid of their di
     pooled_i = sum_j softmax_j(W y_j) y_j = m_i + h_i tanh(W h_i)        j in {2i, 2i+1}
 
 So the convolution stores means and half differences, and pooling takes half as many products as
-logits do. A pair of rows is read as one row of twice as many channels.
+computing the logits would. A pair of rows is read as one row of twice as many channels.
 
 Source: Ž. Avsec et al., "Effective gene expression prediction from sequence by integrating
 long-range interactions", https://doi.org/10.1038/s41592-021-01252-x.
@@ -65,8 +65,8 @@ def _paired_rows_kernel(
     """Write means and half differences [n_sequences, n_pairs, n_out].
 
     Reads x [n_sequences, n_pairs, 2 n_in], the residual [n_sequences, n_pairs, 2 n_out] or None,
-    and weight [n_out, n_in]; for all of these see `describe`. The bias is [n_out]. Grid: as for
-    convolutions.
+    and weight [n_out, n_in]; for all of these, see `describe`. The bias is [n_out]. Grid:
+    (PROGRAMS,).
     """
     allow_next(EARLY_LAUNCH)
     wait_for_previous(EARLY_LAUNCH)
@@ -100,9 +100,9 @@ def _paired_rows_kernel(
 
 @triton.jit
 def _tanh(x):
-    """Return the hyperbolic tangent with an absolute error like that of float32.
+    """Return the hyperbolic tangent, with an absolute error like that of float32 rounding.
 
-    This takes fewer instructions than that of `mlff_triton.kernels.common.activations`.
+    It takes fewer instructions than the one in `mlff_triton.kernels.common.activations`.
     """
     return 1 - 2 / (1 + tl.exp2(tl.minimum(_TANH_EXPONENT * x, 126.0)))
 
@@ -131,8 +131,8 @@ def _attention_pool_kernel(
     """Write pooled rows y and activated [n_sequences, n_pairs, channels].
 
     Reads means and half differences of the same shape, the differences as operands and as parts of
-    a tile, and weight [channels, channels]; for all of these see `describe`. Scale and shift are
-    [channels]. Grid: as for convolutions.
+    a tile, and weight [channels, channels]; for all of these, see `describe`. Scale and shift are
+    [channels]. Grid: (PROGRAMS,).
     """
     allow_next(EARLY_LAUNCH)
     wait_for_previous(EARLY_LAUNCH)
@@ -161,7 +161,7 @@ def _attention_pool_kernel(
 
 
 def _pairs_tile(x: Tensor) -> Tile:
-    """Return a tile of pairs, whose two products take as many registers as one of all rows."""
+    """Return a tile of pairs. Its two products take as many registers as one of all rows."""
     if hardware.has_large_memory(x):
         return Tile(64, 128, 64, 4, 4, 3, 2)
     return Tile(64, 128, 32, 2, 8, 3, 1)
@@ -224,7 +224,7 @@ def launch_paired_rows(
 def attention_pool(
     pairs: Tensor, weight: Tensor, *, activation: Activation | None = None, with_rows: bool = True
 ) -> Activated:
-    """Pool pairs of rows with weights from attention, of which every channel has its own.
+    """Pool pairs of rows by attention, with separate weights for each channel.
 
     Parameters
     ----------

@@ -4,9 +4,9 @@
     activated = gelu(scale y + shift)          gelu(u) = u sigmoid(1.702 u)
 
 The sum over taps and input channels is one long sum of products of blocks. Tensor descriptors load
-the blocks, and read zeros beyond the ends of a sequence. Nothing is computed on the operands, since
-the layer before has stored its result activated. For few rows, the sum is split among programs, and
-a second kernel adds their results in a fixed order.
+the blocks, and read zeros beyond the ends of a sequence. Operands need no further computation,
+since the previous layer has stored its result activated. For few rows, the sum is split among
+programs, and a second kernel adds their results in a fixed order.
 
 Source: Ž. Avsec et al., "Effective gene expression prediction from sequence by integrating
 long-range interactions", https://doi.org/10.1038/s41592-021-01252-x.
@@ -45,7 +45,7 @@ from mlff_triton.kernels.genomics.types import Activated, Activation
 
 @triton.jit
 def _load_residual(residual, batch, row, column, DOUBLES: tl.constexpr):
-    """Load a block of the residual in float32, with every row twice if it DOUBLES."""
+    """Load a block of the residual in float32, with every row repeated if DOUBLES."""
     block = load_block(residual, batch, row // (1 + DOUBLES), column)
     if DOUBLES:
         M: tl.constexpr = block.shape[0]
@@ -112,12 +112,12 @@ def _convolution_kernel(
 ):
     """Write rows y and activated [n_sequences, length, n_out].
 
-    Reads x [n_sequences, length, n_in], weight [n_out, TAPS n_in], and the residual with n_added
-    channels, and with DOUBLES half as many rows. For all of these see `describe`. Bias, scale and
-    shift are [n_out]. If SPLITS > 1, only y is written: it is [SPLITS n_sequences, length, n_out],
-    for sums over equal parts of the steps, and all that follows the sums is None. Grid:
-    (PROGRAMS,), each of which takes every PROGRAMS-th sum of M rows and N columns, and finishes it
-    in PARTS.
+    Reads x [n_sequences, length, n_in], weight [n_out, TAPS n_in], and the residual, which has
+    n_added channels and, with DOUBLES, half as many rows. For all of these, see `describe`. Bias,
+    scale and shift are [n_out]. If SPLITS > 1, the kernel only writes y
+    [SPLITS n_sequences, length, n_out], the sums over equal parts of the steps, and the arguments
+    of later operations are None. Grid: (PROGRAMS,). A program takes every PROGRAMS-th tile of M
+    rows and N columns, and finishes it in PARTS parts.
     """
     allow_next(EARLY_LAUNCH)
     wait_for_previous(EARLY_LAUNCH)
@@ -135,7 +135,7 @@ def _convolution_kernel(
     for index in tl.range(tl.program_id(0), n_sums, PROGRAMS, flatten=True):
         batch, row, column = locate(index // SPLITS, n_sequences, length, n_out, M, N)
         split = index % SPLITS
-        n_steps = tl.cdiv(TAPS * tl.cdiv(n_in, K), SPLITS)  # those beyond the last read zeros
+        n_steps = tl.cdiv(TAPS * tl.cdiv(n_in, K), SPLITS)  # steps beyond the last read zeros
         acc = tl.zeros((M, N), tl.float32)
         for i in range(n_steps):
             step = split * n_steps + i
@@ -236,7 +236,7 @@ def _sequence_windows_kernel(
     M: tl.constexpr,
     N: tl.constexpr,
 ):
-    """Write windows of x [n_rows, CHANNELS] to rows of ``out`` with a stride and n_columns.
+    """Write windows of x [n_rows, CHANNELS] to rows of n_columns, ``stride`` elements apart.
 
     Grid: (blocks of M rows,).
     """
@@ -255,7 +255,7 @@ def _sequence_windows_kernel(
 
 _ADDED = Tile(16, 64, 64, 1, 4, 1, 1)  # for sums of splits
 
-# Microseconds per step on an H200, of all tiles that share a multiprocessor and of one alone.
+# Microseconds per step on an H200, for all tiles that share a multiprocessor and for one alone.
 _STEP_TIMES = {
     Tile(128, 256, 64, 4, 8, 4, 1): (0.77, 0.77),
     Tile(256, 128, 64, 4, 8, 4, 1): (0.79, 0.79),
@@ -281,7 +281,7 @@ class Plan(NamedTuple):
         return _fastest(x.shape, n_out, taps, hardware.multiprocessors(x.device))
 
     def time(self, shape: Sequence[int], n_out: int, taps: int, multiprocessors: int) -> float:
-        """Estimate the microseconds that rows of a shape [B, S, K] take."""
+        """Estimate the time for rows of a shape [B, S, K], in microseconds."""
         tile, splits = self
         busiest = triton.cdiv(splits * count_of(tile, shape, n_out), multiprocessors)
         rounds, rest = divmod(busiest, tile.programs)
@@ -301,7 +301,7 @@ def _fastest(shape: Sequence[int], n_out: int, taps: int, multiprocessors: int) 
 
 
 class _Epilogue(NamedTuple):
-    """Terms to add to sums, and where to store the rows."""
+    """Terms to add to sums, and buffers for the rows."""
 
     y: Tensor | None
     activated: Tensor | None = None
@@ -312,7 +312,7 @@ class _Epilogue(NamedTuple):
     doubles: bool = False
 
     def operands(self, launch: Launch) -> tuple[Any, ...]:
-        """Return what a kernel reads and writes."""
+        """Return the arguments that a kernel reads and writes after the sums."""
         return (
             launch.given(self.residual, launch.part, launch.tile.rows // (1 + self.doubles)),
             launch.given(self.y, launch.part),
@@ -346,15 +346,15 @@ def convolution(
     Parameters
     ----------
     x : [B, S, K]
-        Rows, float16 or bfloat16, contiguous in the last dimension. The rows of all sequences have
-        the same distance, in elements a multiple of 8, and so is K.
+        Rows, float16 or bfloat16, contiguous in the last axis, with one stride for the rows of all
+        sequences. The stride and K are multiples of 8 elements.
     weight : [N, T, K]
         Weights of T taps, contiguous, of the dtype of ``x``; N is a multiple of 8.
     bias : [N]
         Bias.
     residual : [B, S, R] or [B, S / 2, R], optional
-        Rows to add to the first R <= N channels, each of them twice if there are half as many; a
-        multiple of 8 channels, with strides like those of ``x``.
+        Rows to add to the first R <= N channels, each repeated if there are S / 2 of them. R is a
+        multiple of 8, and strides are as for ``x``.
     residual_scale : float
         Factor of the residual.
     activation : Activation, optional
@@ -362,7 +362,7 @@ def convolution(
     with_rows : bool
         If False, do not return the rows that are not activated.
     out : [B, S, N], optional
-        Memory for the activated rows, with strides like those of ``x``.
+        Buffer for the activated rows, with strides as for ``x``.
 
     Returns
     -------
@@ -455,11 +455,11 @@ def sequence_windows(x: Tensor, taps: int, out: Tensor) -> None:
     x : [B, S, C]
         Sequences, contiguous, of any floating-point dtype; C is a power of two.
     taps : int
-        Number of positions T of a window, with (T - 1) // 2 of them before its center. Zeros beyond
-        the ends of a sequence.
+        Number of positions T in a window, (T - 1) // 2 of them before its center. Positions beyond
+        the ends of a sequence are zero.
     out : [B, S, D]
-        Memory for the windows, position by position, followed by D - T C zeros; the rows of all
-        sequences have the same distance.
+        Buffer for the windows, position by position, followed by D - T C zeros, with one stride for
+        the rows of all sequences.
     """
     n_sequences, length, channels = x.shape
     n_rows, rows = n_sequences * length, 32

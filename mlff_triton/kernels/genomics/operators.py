@@ -1,4 +1,4 @@
-"""Operators on models of genomes as fused Triton kernels."""
+"""Operators of genome models as fused Triton kernels."""
 
 from mlff_triton.kernels.genomics.attention import capped_attention, relative_attention
 from mlff_triton.kernels.genomics.attention_inputs import attention_inputs

@@ -3,7 +3,7 @@
     p_ij <- (p_ij + p_ji) / 2
     y_ij = W gelu(s p_ij / rms(p_ij) + t) + b      gelu(x) = x sigmoid(1.702 x)
 
-t, W and b belong to an organism.
+t, W and b depend on the organism.
 
 Source: Ž. Avsec et al., "Advancing regulatory variant effect prediction with AlphaGenome",
 https://doi.org/10.1038/s41586-025-10014-0.

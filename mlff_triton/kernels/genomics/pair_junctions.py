@@ -1,9 +1,9 @@
-"""Splice junctions, which are pairs of a donor and an acceptor: their reads in all tissues.
+"""Reads of splice junctions, which are pairs of a donor and an acceptor, in all tissues.
 
     u_tk = rotate(s_t x_k + o_t)      reads_dat = softplus(r u_td . w_ta)
 
-The products of rotated sites are left to the library of matrix products. One kernel prepares their
-operands, and another one turns the products into reads with tissues last.
+The products of rotated sites are left to a library of matrix products. One kernel prepares their
+operands, and another turns the products into reads, with tissues in the last axis.
 
 Source: Ž. Avsec et al., "Advancing regulatory variant effect prediction with AlphaGenome",
 https://doi.org/10.1038/s41586-025-10014-0.
@@ -81,10 +81,11 @@ def _junction_reads_kernel(
     M: tl.constexpr,
     N: tl.constexpr,
 ):
-    """Write rows of out [B, n_sites, n_sites, .], whose distance is ``stride``.
+    """Write rows of out [B, n_sites, n_sites, .], which are ``stride`` elements apart.
 
     Reads products [B, n_tissues, n_sites, n_sites], positions of donors and acceptors [B, n_sites]
-    with a stride, and the mask [O, n_tissues]. Grid: (blocks of M pairs, blocks of N tissues, B).
+    with a stride between batches, and the mask [O, n_tissues]. Grid: (blocks of M pairs, blocks of
+    N tissues, B).
     """
     pair = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
     tissue = tl.program_id(1).to(tl.int64) * N + tl.arange(0, N)
@@ -153,7 +154,7 @@ def junction_reads(
     products : [B, T, K, K]
         Products of donors and acceptors, contiguous.
     factor : float
-        Factor r of the products, which may be out of the range of their dtype.
+        Factor r of the products, which may exceed the range of their dtype.
     sites : int64 [B, 2, K]
         Positions of donors and acceptors, contiguous in the last axis; negative ones are missing.
     mask : bool [O, T]
@@ -161,7 +162,7 @@ def junction_reads(
     organism : int64 [B]
         Organisms, read on the device.
     out : [B, K, K, T]
-        Memory for the reads, contiguous but for the distance of its rows. Reads of missing sites
+        Buffer for the reads, contiguous except for the stride of its rows. Reads of missing sites
         and tissues are zero.
     """
     n_batches, n_tissues, n_sites, _ = products.shape

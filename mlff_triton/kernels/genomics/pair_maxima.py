@@ -1,4 +1,4 @@
-"""The larger of each pair of neighboring positions, activated as the next layers need it.
+"""Maxima of pairs of neighboring positions, activated as the next layers need them.
 
     activated_s = gelu(a x_s + b)
     y_s = max(x_2s, x_(2s+1))      z_s = gelu(c y_s + d)      gelu(u) = u sigmoid(1.702 u)
@@ -70,16 +70,16 @@ def _pair_maxima_fwd_kernel(
 def pair_maxima(
     x: Tensor, activation: Activation | None = None, skip: Activation | None = None
 ) -> PairMaxima:
-    """Take the larger of each pair of positions, and activate the results, without gradients.
+    """Take the maximum of each pair of positions, and activate the results, without gradients.
 
     Parameters
     ----------
     x : [B, S, C]
         Positions, contiguous; S is even.
     activation : Activation, optional
-        Normalization of the maxima; they are activated if it is given.
+        Normalization of the maxima. They are returned activated if it is given.
     skip : Activation, optional
-        Normalization of all positions; they are activated if it is given.
+        Normalization of all positions. They are returned activated if it is given.
 
     Returns
     -------

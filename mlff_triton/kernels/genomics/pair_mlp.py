@@ -1,4 +1,4 @@
-"""Pairs after attention along rows, their MLP, and the biases of attention that they give.
+"""Pairs after attention along rows and an MLP, and the attention biases computed from them.
 
     p <- p + attended
     p <- p + W2 relu(W1 (p / rms(p)) + b1) + b2
@@ -93,7 +93,7 @@ def _pair_mlp_fwd_kernel(
 def pair_mlp(
     pair: Tensor, attended: Tensor, eps: float, mlp: PairMLP, biases: PairBiases
 ) -> tuple[Tensor, Tensor]:
-    """Add attention and MLP to pairs, and compute biases from them, without gradients.
+    """Add attention and an MLP to pairs, and compute attention biases, without gradients.
 
     Parameters
     ----------
@@ -107,14 +107,14 @@ def pair_mlp(
         Weights of the MLP, including those of its normalization. The hidden size is a multiple of
         64.
     biases : PairBiases
-        Weights of the biases of L layers with H heads.
+        Weights of the attention biases of L layers with H heads.
 
     Returns
     -------
     pair : float32 [B, P, P, C]
         New pairs.
     biases : [L, B, P, P, H]
-        Biases, of the dtype of ``attended``.
+        Attention biases, of the dtype of ``attended``.
     """
     channels, hidden = mlp.up.shape
     layers, _, heads = biases.weight.shape

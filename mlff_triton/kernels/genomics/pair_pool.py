@@ -1,4 +1,4 @@
-"""Bins of positions, pooled and normalized: what a pair of bins in AlphaGenome is made from.
+"""Bins of positions, pooled and normalized, from which AlphaGenome computes pairs of bins.
 
 y = rms_norm(mean of the positions of a bin)      z = gelu(y)
 """
@@ -46,7 +46,7 @@ def _pair_pool_fwd_kernel(
 def pair_pool(
     x: Tensor, shift: Tensor, weight: Tensor, bias: Tensor, eps: float, width: int
 ) -> tuple[Tensor, Tensor]:
-    """Average positions by bins, normalize the means by their root mean square, and activate them.
+    """Average positions by bin, divide the means by their root mean square, and activate them.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The operators on models of genomes as a type, which kernels and references satisfy."""
+"""Protocol of the operators of genome models, which kernels and references satisfy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mlff_triton.kernels.types.norm import Norm
 
 
 class GenomicOperators(Protocol):
-    """Operators on models of genomes.
+    """Operators of genome models.
 
     `mlff_triton.kernels.genomics.operators` (fused Triton kernels) and
     `mlff_triton.kernels.genomics.reference.operators` (plain PyTorch) both implement it.
@@ -54,13 +54,13 @@ class GenomicOperators(Protocol):
         activation: Activation | None = None,
         with_rows: bool = True,
     ) -> Activated:
-        """Pool pairs of rows with weights from attention, of which every channel has its own."""
+        """Pool pairs of rows by attention, with separate weights for each channel."""
 
     def attention_residual(self, x: Tensor, change: Tensor) -> Tensor:
         """Add a change to rows in place, and return them in half precision."""
 
     def binned_linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """Apply a linear map with a bias for each bin of positions, then gelu."""
+        """Apply a linear map with a bias for each bin of positions, then GELU."""
 
     def capped_attention(
         self,
@@ -99,7 +99,7 @@ class GenomicOperators(Protocol):
         """Write the reads of the junctions of one strand."""
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:
-        """Apply a linear map to rows [R, K], and "relu" or "none"."""
+        """Apply a linear map to rows [R, K], then "relu" or "none"."""
 
     def normalize(self, x: Tensor, norm: Norm, shift: Tensor | None) -> Tensor:
         """Normalize rows [R, C] after adding a vector [C]."""
@@ -125,17 +125,17 @@ class GenomicOperators(Protocol):
     def pair_maxima(
         self, x: Tensor, activation: Activation | None = None, skip: Activation | None = None
     ) -> PairMaxima:
-        """Take the larger of each pair of positions, and activate the results."""
+        """Take the maximum of each pair of positions, and activate the results."""
 
     def pair_mlp(
         self, pair: Tensor, attended: Tensor, eps: float, mlp: PairMLP, biases: PairBiases
     ) -> tuple[Tensor, Tensor]:
-        """Add attention and MLP to pairs, and compute biases from them."""
+        """Add attention and an MLP to pairs, and compute attention biases from them."""
 
     def pair_pool(
         self, x: Tensor, shift: Tensor, weight: Tensor, bias: Tensor, eps: float, width: int
     ) -> tuple[Tensor, Tensor]:
-        """Average positions by bins, divide by their root mean square, and activate them."""
+        """Average positions by bin, divide by their root mean square, and activate the results."""
 
     def pair_scores(self, x: Tensor, index: Tensor, heads: int, levels: int) -> Tensor:
         """Compute the scores of all pairs of bins."""

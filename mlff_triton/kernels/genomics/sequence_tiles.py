@@ -1,7 +1,7 @@
-"""Tiles of rows of sequences: which ones a program takes, how it loads and stores their blocks.
+"""Tiles of rows of sequences: their order, and the loads and stores of their blocks.
 
-Tensor descriptors copy blocks on Hopper and later, and read zeros beyond the ends of a sequence.
-Kernels for other GPUs make descriptors of their own, which Triton turns into pointers and masks.
+Tensor descriptors copy blocks on Hopper and later, and read zeros beyond the ends of a sequence. On
+other GPUs, kernels make the descriptors themselves, and Triton turns them into pointers and masks.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def describe(
 ):
     """Return a descriptor of rows [n_sequences, length, columns] in blocks [M, N]; None for None.
 
-    ``x`` already is one if DESCRIBED, and otherwise a pointer to rows with a stride. Known strides
-    allow GPUs without descriptors to load several elements at a time.
+    If DESCRIBED, ``x`` already is a descriptor; otherwise, it is a pointer to rows with a stride.
+    Known strides allow GPUs without descriptors to load several elements at a time.
     """
     strides = tl.cast(stride, tl.int64) * length, stride
     return descriptors.describe(x, (n_sequences, length, columns), strides, (1, M, N), DESCRIBED)
@@ -98,7 +98,7 @@ def store_block(y, batch, row, column, block):
 
 @triton.jit
 def store_rows(rows, y, activated, scale_ptr, shift_ptr, batch, row, column, n_out):
-    """Store a block [M, N] of rows, as they are and activated, where there is a descriptor."""
+    """Store a block [M, N] of rows, unchanged and activated; skip descriptors that are None."""
     if y is not None:
         store_block(y, batch, row, column, rows)
     if activated is not None:
@@ -122,11 +122,11 @@ class Tile(NamedTuple):
 
 
 SMALL = Tile(128, 128, 32, 2, 8, 3, 1)  # for any GPU
-HALF = Tile(128, 128, 64, 4, 4, 3, 2)  # two per multiprocessor, each while the other one stores
+HALF = Tile(128, 128, 64, 4, 4, 3, 2)  # two per multiprocessor: one computes while the other stores
 
 
 def count_of(tile: Tile, shape: Sequence[int], n_out: int) -> int:
-    """Count the tiles of a result with as many rows as a shape [B, S, .]."""
+    """Count the tiles of a result [B, S, n_out], for a shape [B, S, .]."""
     tiles = shape[0] * triton.cdiv(shape[1], tile.rows) * triton.cdiv(n_out, tile.columns)
     return int(tiles)
 
@@ -140,17 +140,17 @@ class Launch(NamedTuple):
 
     @classmethod
     def of(cls, tile: Tile, rows: Tensor, n_out: int, splits: int = 1) -> Launch:
-        """Count the programs for rows [B, S, .]."""
+        """Return the launch for rows [B, S, .]; ``splits`` programs share a tile."""
         programs = hardware.multiprocessors(rows.device) * tile.programs
         sums = splits * count_of(tile, rows.shape, n_out)
         return cls(tile, min(programs, sums), has_descriptors(rows))
 
     def given(self, x: Tensor | None, describe: Callable[..., Any], *sizes: int) -> Any:
-        """Return what the kernel gets for ``x``: its description, or itself without descriptors."""
+        """Return the kernel's argument for ``x``: a descriptor, or ``x`` without descriptors."""
         return describe(x, *sizes) if self.described else x
 
     def operand(self, x: Tensor) -> TensorDescriptor:
-        """Describe rows that are multiplied."""
+        """Describe rows that are operands of products."""
         return TensorDescriptor.from_tensor(x, [1, self.tile.rows, self.tile.inner])
 
     def weight(self, weight: Tensor) -> TensorDescriptor:

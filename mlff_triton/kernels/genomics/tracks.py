@@ -1,10 +1,10 @@
 """Tracks of AlphaGenome: one product for all heads of a resolution.
 
     p = softplus(x W^T + b) s
-    y = f(p) m      f(p) = p or (p + 10)^2 / 40 beyond 10, and to the power 4/3 for RNA
+    y = f(p) m      f(p) = p up to 10, (p + 10)^2 / 40 above; to the power 4/3 for RNA
 
-W, b, s and m belong to an organism. Tiles of 128 columns belong to one head, and a table says where
-they are written, so each row is read from memory once for all heads.
+W, b, s and m depend on the organism. Each tile of 128 columns belongs to one head, and a table
+gives the position of its results, so each row is read from memory once for all heads.
 
 Source: Ž. Avsec et al., "Advancing regulatory variant effect prediction with AlphaGenome",
 https://doi.org/10.1038/s41586-025-10014-0.
@@ -71,10 +71,11 @@ def _tracks_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    """Write tracks to the elements of ``out`` that the table [n_tiles, 6] gives.
+    """Write tracks to the positions in ``out`` that the table [n_tiles, 6] gives.
 
     x [n_sequences, length, n_in] and weight [organisms n_weights, n_in] are tensor descriptors;
-    bias, scale and mean are [organisms, n_weights]. SITES means logits. Grid: (PROGRAMS,).
+    bias, scale and mean are [organisms, n_weights]. With SITES, the results are logits and
+    probabilities. Grid: (PROGRAMS,).
     """
     tiles_row = tl.cdiv(length, M)
     total = n_sequences * tiles_row * n_tiles
@@ -160,7 +161,7 @@ def _tile(x: Tensor) -> Tile:
 
 
 def binned_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Apply a linear map with a bias for each bin of positions, then gelu, without gradients.
+    """Apply a linear map with a bias for each bin of positions, then GELU, without gradients.
 
     Parameters
     ----------
@@ -214,7 +215,7 @@ def tracks(
     weights : TrackWeights
         Weights of all heads.
     plan : TrackPlan
-        Heads to compute, for B S rows: those of tracks, or those of logits.
+        Heads to compute, for B S rows; all of them are heads of tracks, or all are heads of logits.
     organism : int64 [B]
         Organisms, read on the device.
     dtype : torch.dtype
@@ -225,7 +226,7 @@ def tracks(
     Returns
     -------
     list of tuple of [B, S, n_tracks]
-        Results of each head, as views of one block of memory: one, or logits and probabilities.
+        Results of each head, as views of one buffer: tracks, logits, or logits and probabilities.
     """
     n_sequences, length, n_in = x.shape
     memory = x.new_empty(plan.size, dtype=dtype)

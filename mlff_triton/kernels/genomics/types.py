@@ -49,7 +49,7 @@ class TrackWeights(NamedTuple):
 
 
 class TrackPlan(NamedTuple):
-    """Tiles of the heads that are computed, and where their results lie in one block of memory.
+    """Tiles of the heads to compute, and positions of their results in one buffer.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class TrackPlan(NamedTuple):
 
     @classmethod
     def of(cls, heads: Sequence[TrackHead], n_rows: int, device: torch.device) -> TrackPlan:
-        """Plan the results [n_rows, n_tracks] of heads; this waits for the device."""
+        """Plan the results [n_rows, n_tracks] of heads. This waits for the device."""
         starts: list[tuple[int, ...]] = []
         table, size = [], 0
         for first, n_tracks, kind in heads:
@@ -85,7 +85,7 @@ class TrackPlan(NamedTuple):
         return cls(tuple(heads), starts, torch.tensor(table, device=device), size)
 
     def results(self, memory: Tensor, shape: tuple[int, int]) -> list[tuple[Tensor, ...]]:
-        """Return the results [B, S, n_tracks] of each head as views of the memory."""
+        """Return the results [B, S, n_tracks] of each head as views of the buffer ``memory``."""
         views = []
         for head, starts in zip(self.heads, self.starts, strict=True):
             n = shape[0] * shape[1] * head.n_tracks
@@ -94,7 +94,7 @@ class TrackPlan(NamedTuple):
 
 
 ALIGNMENT = 8
-"""Channels of operands are a multiple of this."""
+"""The number of channels of operands is a multiple of this."""
 
 
 class Activation(NamedTuple):

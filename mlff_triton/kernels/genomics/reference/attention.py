@@ -1,4 +1,4 @@
-"""Attention of sequence models of genomes, in plain PyTorch.
+"""Attention in sequence models of genomes, in plain PyTorch.
 
     relative   s_ij = (scale q_i + a) . k_j + (scale q_i + b) . r[j - i]
     capped     s_ij = cap tanh((scale q_i . k_j + bias[i / W, j / W]) / cap)

@@ -1,4 +1,4 @@
-"""Operators on models of genomes in plain PyTorch."""
+"""Operators of genome models in plain PyTorch."""
 
 from mlff_triton.kernels.genomics.reference.attention import capped_attention, relative_attention
 from mlff_triton.kernels.genomics.reference.attention_inputs import attention_inputs

@@ -1,4 +1,4 @@
-"""The larger of each pair of neighboring positions, in plain PyTorch.
+"""Maxima of pairs of neighboring positions, in plain PyTorch.
 
 activated_s = gelu(a x_s + b)
 y_s = max(x_2s, x_(2s+1))      z_s = gelu(c y_s + d)      gelu(u) = u sigmoid(1.702 u)

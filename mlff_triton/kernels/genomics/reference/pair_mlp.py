@@ -1,4 +1,4 @@
-"""Pairs after attention along rows, their MLP, and the biases of attention, in plain PyTorch.
+"""Pairs after attention along rows and an MLP, and attention biases, in plain PyTorch.
 
 p <- p + attended
 p <- p + W2 relu(W1 (p / rms(p)) + b1) + b2

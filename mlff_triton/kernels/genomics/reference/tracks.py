@@ -1,7 +1,7 @@
 """Tracks of AlphaGenome and linear maps with a bias for each bin, in plain PyTorch.
 
 p = softplus(x W^T + b) s
-y = f(p) m      f(p) = p or (p + 10)^2 / 40 beyond 10, and to the power 4/3 for RNA
+y = f(p) m      f(p) = p up to 10, (p + 10)^2 / 40 above; to the power 4/3 for RNA
 """
 
 from __future__ import annotations
