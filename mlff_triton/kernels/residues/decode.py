@@ -1,12 +1,12 @@
 """Autoregressive decoding of residues in one launch.
 
-A residue needs only its own neighbors among the residues that are decoded before it. So several
-programs share the residues of a protein in turn, and each waits only for the neighbors of the next
-one. All programs run at the same time, and those before it in the order never wait for it, so the
-first unfinished residue can always proceed.
+A residue depends only on those of its neighbors that are decoded before it. So several programs
+take the residues of a protein in turn, and each program waits only for the neighbors of its next
+residue. All programs run at the same time, and no residue waits for a later one, so the first
+unfinished residue can always proceed.
 
-The edges' part of the first map of each message is computed beforehand. For each residue, this
-leaves one matrix product of its messages and a few products of a vector per layer.
+The edges' part of the first map of each message is computed beforehand. For each residue and layer,
+this leaves one matrix product for the messages and a few matrix-vector products.
 
 Source: J. Dauparas et al., "Robust deep learning-based protein sequence design using ProteinMPNN",
 https://doi.org/10.1126/science.add2187.
@@ -50,7 +50,7 @@ def _normalize(x, weight_ptr, bias_ptr, eps):
 
 @triton.jit
 def _wait(done_ptr, sources, mask):
-    """Wait until all sources [K] in a mask are done, and see what was written before."""
+    """Wait until all sources [K] in a mask are done, and make their results visible."""
     waiting = tl.sum(mask.to(tl.int32), 0)
     while waiting > 0:
         done = tl.load(done_ptr + sources, mask, other=1, volatile=True)
@@ -79,7 +79,7 @@ def _update(
     C: tl.constexpr,
     K: tl.constexpr,
 ):
-    """Return the residue x [C] of a row after layer k, and store its part as a sender there."""
+    """Return a row's residue x [C] after layer k, and store its part as a sender in layer k."""
     columns = tl.arange(0, C)
     square = k * C * C
     hidden = tl.load(
@@ -182,9 +182,9 @@ def _decode_kernel(
 ):
     """Write the sequence [R] and probabilities [R, V]. Grid: (programs per protein, B).
 
-    Reads `Graph`, `DecoderWeights`, `Schedule` and `Choices`, without the members that are other
-    arguments here. Writes the parts of residues as senders [LAYERS, R, C], and flags of residues
-    that are done [R], which start from zero.
+    Reads `Graph`, `DecoderWeights`, `Schedule` and `Choices`, without the members that are separate
+    arguments. Writes the parts of residues as senders [LAYERS, R, C], and flags of finished
+    residues [R], which start from zero. The group of each residue follows the flags.
     """
     protein, n_programs = tl.program_id(1), tl.num_programs(0)
     columns, slot, letters = tl.arange(0, C), tl.arange(0, K), tl.arange(0, V)
@@ -286,7 +286,7 @@ def decode(
     device = graph.messages.device
     senders = graph.messages.new_zeros(n_layers, n_residues, channels)
     senders[0] = graph.senders
-    # Flags of residues that are done, and the group of each residue.
+    # Flags of finished residues, and the group of each residue.
     done = torch.zeros(2, n_residues, dtype=torch.int32, device=device)
     sizes = schedule.groups.diff().long()
     group_of = torch.arange(n_groups, dtype=torch.int32, device=device).repeat_interleave(
@@ -299,7 +299,7 @@ def decode(
     programs = max(1, min(PROGRAMS, at_once, n_groups))
     with torch.cuda.device_of(senders):
         _decode_kernel[(programs, n_proteins)](
-            # What other arguments hold is left out. Numbers in tuples would be float32.
+            # Members that are separate arguments are left out. Numbers in tuples would be float32.
             graph._replace(senders=None),  # type: ignore[arg-type]
             weights._replace(eps=None),  # type: ignore[arg-type]
             schedule,

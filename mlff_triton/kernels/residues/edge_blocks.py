@@ -13,7 +13,7 @@ from mlff_triton.kernels.common.activations import activate
 from mlff_triton.kernels.numerics.product import add_linear, begin_sum, bias_sum, end_sum
 
 ROOM = 160 * hardware.KIB
-"""Shared memory with which two programs with large blocks share a multiprocessor."""
+"""Shared memory above which two programs with large blocks fit on a multiprocessor."""
 
 
 @triton.jit
@@ -42,8 +42,8 @@ def edge_hidden(
 ):
     """Compute the second hidden values [M, C] of a network of edges.
 
-    Takes edges [M, C], and the row of each one's receiver and sender [M]. Reads the parts of
-    receivers and senders in the first map, and the weights of the first two maps.
+    Takes edges [M, C], and the rows [M] of their receivers and senders. Reads the residues' parts
+    of the first map as receivers and senders, and the weights of the first two maps.
     """
     columns = tl.arange(0, C)
     hidden = tl.load(
@@ -73,5 +73,5 @@ def has_room(tensor: Tensor) -> bool:
 
 
 def block_of(tensor: Tensor) -> Block:
-    """Return the block of edges on the GPU of a tensor."""
+    """Return the block of edges for the GPU of a tensor."""
     return Block(64 if has_room(tensor) else 32, 4)

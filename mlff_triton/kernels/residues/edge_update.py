@@ -3,7 +3,7 @@
     h = gelu(gelu(receiver_i + e_ij W1 + sender_j) W2 + b2) W3 + b3
     e_ij <- norm(e_ij + h)
 
-No intermediate value leaves a program.
+One kernel computes the update, and stores no intermediate value.
 
 Source: J. Dauparas et al., "Robust deep learning-based protein sequence design using ProteinMPNN",
 https://doi.org/10.1126/science.add2187.
@@ -74,7 +74,7 @@ def _edge_update_kernel(
     )
     acc = bias_sum(third_bias_ptr, 0, ACCUMULATE, PRECISION, M, C)
     updated = end_sum(add_linear(hidden, third_ptr, acc, C, C, 0, 0, PRECISION), PRECISION)
-    updated += tl.load(pointers, mask[:, None], other=0.0)  # again, as registers are few
+    updated += tl.load(pointers, mask[:, None], other=0.0)  # loaded again to save registers
     updated = layer_norm(updated, norm_weight_ptr, norm_bias_ptr, eps)
     tl.store(updated_ptr + edge[:, None] * C + columns[None, :], updated, mask[:, None])
 
@@ -96,7 +96,7 @@ def edge_update(
     receivers : [R, C]
         Part of the network's first map for each residue as a receiver, with the bias.
     senders : [S, C]
-        The same for each residue as a sender.
+        Part of the network's first map for each residue as a sender.
     sources : int32 [R, K]
         Row of each edge's sender.
     network : EdgeNetwork

@@ -2,9 +2,9 @@
 
     s_i = sum_j w_j gelu(gelu(receiver_i + e_ij W1 + sender_j) W2 + b2)
 
-Messages are never stored. A block of edges does not depend on where residues begin: it writes the
-sum of every sixteen rows, and `mlff_triton.kernels.residues.residue_update` adds these. Source: J.
-Dauparas et al., "Robust deep learning-based protein sequence design using ProteinMPNN",
+Messages are never stored. Blocks of edges do not depend on the boundaries of residues: a block
+writes one sum per sixteen rows, and `mlff_triton.kernels.residues.residue_update` adds these sums.
+Source: J. Dauparas et al., "Robust deep learning-based protein sequence design using ProteinMPNN",
 https://doi.org/10.1126/science.add2187.
 """
 
@@ -22,7 +22,7 @@ from mlff_triton.kernels.residues.edge_blocks import block_of, edge_hidden
 from mlff_triton.kernels.residues.types import EdgeNetwork
 
 PART = 16
-"""Rows that are summed. Each residue has a multiple of them, some perhaps without an edge."""
+"""Rows per sum. Each residue has a multiple of them, and some rows may have no edge."""
 
 
 @triton.jit
@@ -48,7 +48,7 @@ def _message_sums_kernel(
 ):
     """Write the sums [n_residues * ROWS / PART, C]. Grid: (blocks of M rows,).
 
-    Each residue has ROWS rows, one for each of its edges and some without. Reads edges
+    Each residue has ROWS rows: one per edge, and the rest without an edge. Reads edges
     [n_residues, n_neighbors, C] with their sources and weights, the parts of receivers and senders
     [., C], and the weights of the first two maps.
     """
@@ -102,7 +102,7 @@ def message_sums(
     receivers : [R, C]
         Part of the network's first map for each residue as a receiver, with the bias.
     senders : [S, C]
-        The same for each residue as a sender.
+        Part of the network's first map for each residue as a sender.
     sources : int32 [R, K]
         Row of each edge's sender.
     network : EdgeNetwork
@@ -113,7 +113,7 @@ def message_sums(
     Returns
     -------
     [R, P, C]
-        Sums over P parts of each residue's messages, to be added.
+        Sums over P parts of each residue's messages, which are not yet added.
     """
     n_residues, n_neighbors, channels = edges.shape
     parts = triton.cdiv(n_neighbors, PART)

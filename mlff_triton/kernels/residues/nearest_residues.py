@@ -1,6 +1,6 @@
-"""Nearest neighbors of residues, each residue among them.
+"""Nearest neighbors of residues, which include each residue itself.
 
-A program has the distances of one residue in registers, and takes the smallest one repeatedly.
+A program keeps the distances of one residue in registers, and repeatedly takes the smallest one.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ def _nearest_residues_kernel(
 
 
 def nearest_residues(positions: Tensor, mask: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Find the nearest neighbors of each residue in its protein, itself among them.
+    """Find the nearest neighbors of each residue in its protein, including itself.
 
-    Masked residues come last: their distance is that of the farthest other residue.
+    Masked residues get the distance of the farthest other residue, so they come last or tie with
+    it.
 
     Parameters
     ----------
@@ -71,8 +72,8 @@ def nearest_residues(positions: Tensor, mask: Tensor, count: int) -> tuple[Tenso
     Returns
     -------
     rows : int32 [B L, K]
-        Rows of the neighbors among all B L residues, nearest first; of equal distances, the lower
-        row first.
+        Rows of the neighbors among all B L residues, nearest first; the lower row comes first if
+        distances are equal.
     distances : float32 [B L, K]
         Distances in Å.
 

@@ -1,4 +1,4 @@
-"""Linear maps of residues: parts of the first maps of networks of edges.
+"""Linear maps of residues: their parts of the first maps of edge networks.
 
     y_pr = x_r W_p + b_p
 

@@ -1,4 +1,4 @@
-"""The operators on residues as a type, which kernels and references satisfy."""
+"""Protocol of the operators on residues, which kernels and references satisfy."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ResidueOperators(Protocol):
     def nearest_residues(
         self, positions: Tensor, mask: Tensor, count: int
     ) -> tuple[Tensor, Tensor]:
-        """Find the nearest neighbors of each residue in its protein, itself among them."""
+        """Find the nearest neighbors of each residue in its protein, including itself."""
 
     def project(self, x: Tensor, projections: Projections) -> tuple[Tensor, ...]:
         """Apply linear maps to residues."""

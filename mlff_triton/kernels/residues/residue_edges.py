@@ -101,7 +101,7 @@ def _distances_kernel(
 ):
     """Write the distances of all pairs of atoms [n_edges, 32]. Grid: (blocks of M edges,).
 
-    Reads atoms [R, 5, 3], and the sources and distances of CA [n_edges] of edges.
+    Reads atoms [R, 5, 3], and the sources and CA distances [n_edges] of edges.
     """
     wait_for_previous(EARLY_LAUNCH)
     edge, pair = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M), tl.arange(0, 32)
@@ -179,7 +179,7 @@ def _residue_edges_kernel(
 
 
 class _Tile(NamedTuple):
-    """Rows, inner indices of a step, warps, and stages of loads."""
+    """Rows, inner indices per step, warps, and stages of loads."""
 
     rows: int
     inner: int
@@ -205,9 +205,9 @@ def residue_edges(
     atoms : [R, 4, 3]
         Positions of N, CA, C and O of each residue in Å, contiguous.
     sources : int32 [R, K]
-        Row of the sender of each residue's edges.
+        Row of each edge's sender.
     distances : [R, K]
-        Distance of the two CA of each edge in Å.
+        Distance between the two CA atoms of each edge in Å.
     numbers : int64 [R]
         Number of each residue in the sequence.
     chains : int64 [R]

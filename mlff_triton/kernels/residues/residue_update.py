@@ -4,9 +4,9 @@
     x_i <- norm(x_i + m_i)
     x_i <- mask_i norm'(x_i + gelu(x_i U + u) D + d)
 
-The third map of messages is linear, so it is applied to their sums. One kernel computes these, one
-the network for parts of the hidden values, and one adds its results. So even a few residues keep
-many multiprocessors busy.
+The third map of messages is linear, so it is applied to their sums. One kernel computes these sums,
+one applies the network for parts of its hidden values, and one adds the results of the parts. Even
+a few residues then keep many multiprocessors busy.
 
 Source: J. Dauparas et al., "Robust deep learning-based protein sequence design using ProteinMPNN",
 https://doi.org/10.1126/science.add2187.
@@ -57,7 +57,7 @@ def _hidden_sums_kernel(
     M: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Write normed rows [n_residues, C], and parts of changes [parts, n_residues, C].
+    """Write normalized rows [n_residues, C], and parts of changes [parts, n_residues, C].
 
     Grid: (blocks of M residues, parts of the hidden values). Reads residues x [n_residues, C], sums
     of messages [n_residues, n_parts, C], the weights of messages [n_residues, n_neighbors], and
@@ -94,7 +94,7 @@ def _hidden_sums_kernel(
         hidden = bias_sum(up_bias_ptr, start, ACCUMULATE, PRECISION, M, H)
         hidden = add_linear(x, up_ptr, hidden, C, n_hidden, 0, start, PRECISION)
         hidden = activate(end_sum(hidden, PRECISION), "gelu")
-        # A sum apart, as tensor cores cut off the last bits of a long one.
+        # A separate sum, as tensor cores truncate the last bits of a long one.
         change += add_linear(hidden, down_ptr, tl.zeros_like(x), n_hidden, C, start, 0, PRECISION)
     changes_ptr += tl.program_id(1).to(tl.int64) * n_residues * C
     tl.store(changes_ptr + offsets, end_sum(change, PRECISION), live[:, None])
@@ -119,8 +119,8 @@ def _sum_changes_kernel(
 ):
     """Write the updated residues [n_residues, C]. Grid: (blocks of M residues,).
 
-    Reads normed rows [n_residues, C], changes [n_parts, n_residues, C], the mask of residues, and
-    the weights of a normalization.
+    Reads normalized rows [n_residues, C], changes [n_parts, n_residues, C], the mask of residues,
+    and the weights of a normalization.
     """
     wait_for_previous(EARLY_LAUNCH)
     residue, columns = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M), tl.arange(0, C)
@@ -137,7 +137,7 @@ def _sum_changes_kernel(
 
 
 FEW, MANY = 16, 32
-"""Residues of a block, and of a block where there are many."""
+"""Residues per block if there are few residues, and if there are many."""
 
 
 def residue_update(
@@ -162,7 +162,7 @@ def residue_update(
     receivers : [R, C]
         Part of the messages' first map for each residue as a receiver, with the bias.
     senders : [S, C]
-        The same for each residue as a sender.
+        Part of the messages' first map for each residue as a sender.
     sources : int32 [R, K]
         Row of each edge's sender.
     mask : [R]
@@ -187,7 +187,7 @@ def residue_update(
     processors = hardware.multiprocessors(x.device)
     block = MANY if n_residues > FEW * processors and has_room(x) else FEW
     blocks = triton.cdiv(n_residues, block)
-    parts = n_hidden // width  # a power of two at most
+    parts = n_hidden // width  # at most; halved below
     while parts % 2 == 0 and parts * blocks > 2 * processors:
         parts //= 2
     changes = normed.new_empty(parts, n_residues, channels)

@@ -1,9 +1,10 @@
 """Weights and arguments of graph networks over residues, and of their decoding.
 
 The first linear map of a network of edges acts on the receiving residue, the edge and the sending
-residue. It is split: the parts of the residues are computed once per residue, and only that of the
-edge once per edge. Weights of these networks are transposed, [inputs, outputs]. In decoding, there
-are B proteins of L residues, R = B L rows, V amino acids and D layers.
+residue. It is split into three parts: those of the residues are computed once per residue, and only
+the part of the edge is computed once per edge. Weights of these networks are transposed,
+[inputs, outputs]. In decoding, there are B proteins of L residues, R = B L rows, V amino acids and
+D layers.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class DecoderWeights(NamedTuple):
     up, up_bias, down, down_bias : [D, C, H], [D, H], [D, H, C], [D, C]
         Maps of the residues.
     last_norm, last_norm_bias : [D, C]
-        Normalizations after them.
+        Normalizations after the maps of the residues.
     receiver, receiver_bias, sender : [D, C, C], [D, C], [D, C, C]
         Parts of the messages' first maps for residues; not used in the first layer.
     sequence : [D, V, C]
@@ -36,7 +37,7 @@ class DecoderWeights(NamedTuple):
     out, out_bias : [C, V], [V]
         Map to logits.
     eps : float
-        Of the normalizations.
+        Added to the variances in the normalizations.
     """
 
     second: Tensor
@@ -66,8 +67,9 @@ class Graph(NamedTuple):
     Attributes
     ----------
     messages : [D, R, K, C]
-        First hidden values of each message before GELU, without what decoding adds: in the first
-        layer with the receiver's part, in all with that of senders that are decoded later.
+        First hidden values of each message before GELU, without the terms that decoding adds. The
+        first layer includes the receiver's part, and all layers include the part of senders that
+        are decoded later.
     senders : [R, C]
         Each residue's part as a decoded sender in the first layer, without its amino acid.
     residues : [R, C]
@@ -89,7 +91,7 @@ class Graph(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """Order of decoding. All residues of a group get one amino acid.
+    """Order of decoding. All residues of a group get the same amino acid.
 
     Attributes
     ----------
@@ -125,7 +127,7 @@ class Choices(NamedTuple):
     designed : [R]
         1 for residues to design, 0 for those that keep their amino acids.
     given : int64 [R]
-        Those amino acids.
+        Amino acids of the residues that keep them.
     temperature : float
         Divisor of logits.
     """
@@ -145,14 +147,14 @@ ATOMS = ("N", "CA", "C", "O", "CB")
 """Atoms of a residue; CB is virtual."""
 
 N_PAIRS = 28
-"""Number of pairs of atoms that kernels count: 25 and three without weight."""
+"""Number of pairs of atoms in kernels: 25, and three with zero weights."""
 
 N_RBF = 16
 NEAREST, FARTHEST = 2.0, 22.0
 """Number of radial basis functions, and centers of the first and the last one in Å."""
 
 FARTHEST_OFFSET = 32
-"""Offset of residues in the sequence from which on all are alike."""
+"""Offset in the sequence to which larger offsets are clamped."""
 
 
 MAX_LENGTH = 8192
@@ -222,7 +224,7 @@ class ResidueNetwork(NamedTuple):
     up, down : Linear
         Two maps, [C, H] and [H, C], with GELU between them.
     last_norm : Norm
-        Normalization after them.
+        Normalization after the two maps.
     """
 
     norm: Norm
