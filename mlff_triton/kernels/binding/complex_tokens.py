@@ -1,11 +1,12 @@
-"""Tokens of complexes: everything about them that all frames share.
+"""Tokens of complexes: the parts that all frames share.
 
     part_t = group(t) + kind(t)      for the embedded atom, query, key and value
     coordinates_t = axes^T (x_t - center)
 
 Up to queries, keys and values, the network is linear. So each of these is a sum of three parts: a
 row for the atom's group, which is its residue or, in a ligand, the atom itself; a row for its kind;
-and a part for the coordinates, which is added when a frame is chosen. No product per atom is left.
+and a part for the coordinates, which is added when a frame is chosen. No matrix product per atom is
+left.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def _store_coordinates(
     n_tokens,
     mask,
 ):
-    """Write the positions [T, 3] and coordinates [3, T] of some rows."""
+    """Write the positions [T, 3] and coordinates [3, T] of the rows in a mask."""
     for k in tl.static_range(3):
         tl.store(own_ptr + row * 3 + k, tl.load(positions_ptr + atom * 3 + k, mask), mask)
         total = tl.zeros(row.shape, tl.float64)
@@ -138,7 +139,7 @@ def complex_tokens(
     Returns
     -------
     Tokens
-        Tokens in the rows of the layout; those not in use hold anything.
+        Tokens in the rows of the layout; rows that are not in use are undefined.
 
     Raises
     ------

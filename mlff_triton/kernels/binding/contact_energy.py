@@ -3,9 +3,9 @@
     l_i = silu(x_i U + u) D + d      t_j = silu(x_j W + w)
     energy = sum_ij l_i . t_j      for pairs closer than a threshold
 
-One kernel makes the vectors of ligand atoms. Another one makes those of a block of the protein's
-atoms, sums the vectors of all ligand atoms in contact with each, and stores the energy of the
-block. Nothing is stored per pair, and energies of blocks are added in a fixed order.
+One kernel computes the vectors of ligand atoms. Another one computes those of a block of protein
+atoms, sums the vectors of all ligand atoms in contact with each of them, and stores the energy of
+the block. Nothing is stored per pair, and energies of blocks are added in a fixed order.
 
 Source: M. Liu and S. G. Paliwal, "DualBind: A Dual-Loss Framework for Protein-Ligand Binding
 Affinity Prediction", https://arxiv.org/abs/2406.07770.
@@ -74,8 +74,8 @@ def _square(x_ptr, y_ptr, axis: tl.constexpr):
 def _distances(positions_ptr, row, other):
     """Compute the distances [M, N] of rows, rounded as by PyTorch on a GPU.
 
-    Squares are added in the order x, z, y, and every result is rounded to float32. A pair at the
-    threshold is then in contact here if PyTorch finds it in contact.
+    Squares are added in the order x, z, y, and every result is rounded to float32. So a pair at the
+    threshold is in contact here exactly if it is in PyTorch.
     """
     x, y = positions_ptr + row * 3, positions_ptr + other * 3
     sum2 = (_square(x, y, 0) + _square(x, y, 2)).to(tl.float32).to(tl.float64)

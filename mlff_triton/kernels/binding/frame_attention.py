@@ -4,13 +4,13 @@
     out_if = sum_j softmax_j(q_if . k_jf) v_jf
 
 Here y_ik is the coordinate of token i along axis k, and s_kf is the sign of that axis in frame f.
-Keys and values need not be made for each frame, as
+Keys and values need not be computed for each frame, as
 
     q_if . k_jf = q_if . k_j + sum_k (s_kf q_if . K_k) y_jk
     out_if = sum_j p_ijf v_j + sum_k s_kf V_k sum_j p_ijf y_jk
 
-So this is attention of eight times as many queries as there are keys. A program has a block of
-queries, in all frames, of one head. It loops over the keys once (T. Dao et al., "FlashAttention",
+So this is attention with eight times as many queries as keys. A program takes a block of queries of
+one head, in all frames, and loops over the keys once (T. Dao et al., "FlashAttention",
 https://arxiv.org/abs/2205.14135). Products of queries, keys and values are as exact as in float32.
 """
 
@@ -31,11 +31,11 @@ from mlff_triton.kernels.common.hardware import has_large_memory
 from mlff_triton.kernels.numerics.product import product, product_terms, split, total
 from mlff_triton.kernels.numerics.stored_rows import store_split
 
-_LARGEST = tl.constexpr(14.0)  # log2 of weights, whose halves are then exact
+_LARGEST = tl.constexpr(14.0)  # log2 of the largest weight, for which halves are exact
 
 
 class _Tile(NamedTuple):
-    """Rows, which are tokens in frames, and keys per block, warps, and stages of the loop."""
+    """Rows (pairs of a token and a frame) and keys per block, warps, and stages of the loop."""
 
     rows: int
     keys: int
@@ -120,7 +120,7 @@ def _frame_attention_kernel(
         parts = split(weights, "shifted_halves")
         small_acc = small_acc * rescale[:, None]
         sums, small_acc = product_terms(parts, (v_high, v_low), small_acc)
-        acc = tl.fma(acc, rescale[:, None], sums)  # rounded to nearest: tensor cores cut off
+        acc = tl.fma(acc, rescale[:, None], sums)  # rounded to nearest: tensor cores truncate
 
     acc = total((acc, small_acc))
     acc += signed(mean_0, frame, 0)[:, None] * tl.load(directions_ptr + 9 * C)[None, :]
@@ -145,14 +145,14 @@ def frame_attention(
     max_length : int
         Length of the longest complex, or more. Passing it spares the host a wait for the GPU.
     directions : float32 [4, 3, C]
-        Part of each map that acts on coordinates: A, K and V follow that of embedded atoms.
+        Parts of the maps that act on coordinates: the part of embedded atoms, then A, K and V.
     n_heads : int
         Number of heads H; C / H is a power of two from 16 to 128.
 
     Returns
     -------
     float16 [2, T, 8, C]
-        Attention outputs, as halves; rows that are not in use hold anything.
+        Attention outputs, as halves; rows that are not in use are undefined.
 
     Raises
     ------

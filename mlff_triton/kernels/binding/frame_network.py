@@ -4,9 +4,10 @@
     h_f = relu(x_f U + u)
     out = mean_f(norm'(x_f + h_f D + d))
 
-Each line is one kernel, a product with everything that follows it. Results between kernels are
-halves, which are as large as float32 values and need no conversion before they are multiplied. A
-program has whole rows, and a token in all of its frames, so it can normalize and average.
+Each line is one kernel: a product and the operations that follow it. Results passed between kernels
+are halves, which take as much memory as float32 values and need no conversion before they are
+multiplied. A program holds whole rows, and each token in all of its frames, so it can normalize and
+average.
 """
 
 from __future__ import annotations
@@ -186,14 +187,14 @@ def frame_network(
     n_tokens : int32 [1]
         Number of tokens in use.
     directions : float32 [4, 3, C]
-        Part of each map that acts on coordinates; that of embedded atoms, X, is the first.
+        Parts of the maps that act on coordinates; the first one, X, is that of embedded atoms.
     network : FrameNetwork
         Weights, as halves. The hidden size is a multiple of 16.
 
     Returns
     -------
     float16 [2, T, C]
-        Mean over frames, as halves; rows that are not in use hold anything.
+        Mean over frames, as halves; rows that are not in use are undefined.
 
     Raises
     ------

@@ -2,8 +2,8 @@
 
     center = mean_k(x_k)      C = sum_k (x_k - center) (x_k - center)^T      axes = eigenvectors(C)
 
-One program computes the center, the covariance and its eigenvectors of a complex, in float64. It
-reads nothing but the atoms, and does not wait for the host.
+One program computes the center of a complex, its covariance and the eigenvectors, in float64. It
+reads only the atoms, and does not wait for the host.
 
 Source: O. Puny et al., "Frame Averaging for Invariant and Equivariant Network Design",
 https://arxiv.org/abs/2110.03336.
@@ -91,15 +91,15 @@ def principal_axes(positions: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
     positions : [B, L, 3]
         Positions in Å, padded; float32 or float64.
     kept : bool [B, L]
-        True for atoms. Padding does not count for the center and is not shifted by it, but is part
-        of the covariance, as in DualBind, where its positions are zero.
+        True for atoms, False for padding. Padding does not count for the center and is not shifted
+        by it, but it enters the covariance, as in DualBind, where its positions are zero.
 
     Returns
     -------
     centers : float64 [B, 3]
         Centers in Å.
     axes : float64 [B, 3, 3]
-        Principal axes as columns, that of the smallest extent first, with arbitrary signs.
+        Principal axes as columns, the axis of the smallest extent first, with arbitrary signs.
 
     Raises
     ------

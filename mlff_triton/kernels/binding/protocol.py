@@ -1,4 +1,4 @@
-"""The operators on complexes as a type, which kernels and references satisfy."""
+"""Protocol of the operators on complexes, which kernels and references satisfy."""
 
 from __future__ import annotations
 

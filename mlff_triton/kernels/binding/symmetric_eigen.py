@@ -2,12 +2,12 @@
 
     A v_k = w_k v_k      w_0 <= w_1 <= w_2
 
-Cyclic Jacobi rotations in float64 registers, whatever the dtype of the matrices. They are as exact
-for degenerate eigenvalues as for others, and the vectors are orthogonal to rounding errors (G. H.
-Golub and C. F. Van Loan, "Matrix Computations", section 8.5).
+The method is cyclic Jacobi rotations in float64, whatever the dtype of the matrices. They are as
+exact for degenerate eigenvalues as for others, and the vectors are orthogonal up to rounding errors
+(G. H. Golub and C. F. Van Loan, "Matrix Computations", section 8.5).
 
-Kernels call `symmetric_eigen_of`. The operator `symmetric_eigen` does the same for matrices of any
-kind, such as those with negative eigenvalues, which no covariance has.
+Kernels call `symmetric_eigen_of`. The operator `symmetric_eigen` takes any symmetric matrices,
+including those with negative eigenvalues, which no covariance has.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LANES = 64
 
 @triton.jit
 def _rotate(app, aqq, apq, apr, aqr, p, q):
-    """Make ``apq`` zero by a rotation of axes p and q; return the new values but ``apq``.
+    """Make ``apq`` zero by a rotation of axes p and q; return the other new values.
 
     ``r`` is the third axis. The vectors p and q are tuples of three components.
     """

@@ -2,8 +2,8 @@
 
 A frame is a choice of signs of the principal axes of a complex. Coordinates along these axes enter
 the network through one linear map, and are all that differs between the eight frames. So each of
-the maps up to queries, keys and values has a part that all frames share, which is stored per token,
-and a part that acts on three coordinates, which is a matrix of three rows, `directions`.
+the maps up to queries, keys and values has two parts: one that all frames share, which is stored
+per token, and one that acts on the three coordinates, a matrix of three rows called ``directions``.
 
 Kernels take weights, keys and values as halves: see `mlff_triton.kernels.numerics.split`.
 """
@@ -55,7 +55,7 @@ class Tokens(NamedTuple):
     embedded : [T, C]
         Embedded atoms.
     queries : [T, C]
-        Queries, such that scores are in units of ln 2.
+        Queries, scaled so that scores are in units of ln 2.
     keys, values : [T, C], or float16 [2, T, C]
         Keys and values; halves for kernels.
     """
@@ -80,7 +80,7 @@ class FrameNetwork(NamedTuple):
     up, down : Linear
         Two maps, [C, H] and [H, C], with ReLU between them.
     last_norm : Norm
-        Normalization after them.
+        Normalization after the two maps.
     """
 
     out: Linear

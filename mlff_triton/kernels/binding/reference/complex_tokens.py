@@ -1,4 +1,4 @@
-"""Tokens of complexes: everything about them that all frames share, in plain PyTorch.
+"""Tokens of complexes: the parts that all frames share, in plain PyTorch.
 
 part_t = group(t) + kind(t)      for the embedded atom, query, key and value
 coordinates_t = axes^T (x_t - center)

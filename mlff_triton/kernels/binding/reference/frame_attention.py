@@ -22,7 +22,7 @@ def frame_signs(like: Tensor) -> Tensor:
 
 
 def in_frames(part: Tensor, coordinates: Tensor, directions: Tensor) -> Tensor:
-    """Add the coordinates of tokens [3, T], through directions [3, C], to a part [T, C]."""
+    """Return a part [T, C] plus coordinates [3, T] times directions [3, C], in frames [T, 8, C]."""
     signed = coordinates.T[:, None] * frame_signs(coordinates)
     return part[:, None] + signed @ directions
 

@@ -1,4 +1,4 @@
-"""Eigenvalues and eigenvectors of symmetric 3x3 matrices, by LAPACK or its like."""
+"""Eigenvalues and eigenvectors of symmetric 3x3 matrices, by `torch.linalg.eigh`."""
 
 from __future__ import annotations
 
