@@ -190,7 +190,7 @@ def _usual_settings(kind: type[nn.Module]) -> dict[str, tuple[type[nn.Module], t
 
 
 def _reads(model: Any, head: Any) -> bool:
-    """Return True if a head makes tracks from the embeddings of a model."""
+    """Return True if a head computes tracks from the embeddings of a model."""
     embedders = {"1": model.embedder_1bp, "128": model.embedder_128bp}
     if type(head).__name__ != "GenomeTracksHead" or not head.convs.keys() <= embedders.keys():
         return False

@@ -59,7 +59,7 @@ class Junctions(NamedTuple):
 
 
 class HeadWeights(NamedTuple):
-    """Weights of all heads that have them for all organisms of the model.
+    """Weights of all heads that cover all organisms of the model.
 
     Attributes
     ----------
@@ -70,11 +70,11 @@ class HeadWeights(NamedTuple):
     sites : Tracks
         Classes of splice sites, "splice_sites", and their usage, "splice_site_usage".
     usage_mask : bool [O, T] or None
-        Tracks of usage that an organism has.
+        Tracks of usage of each organism.
     contacts : PairContacts or None
         Contact maps.
     contacts_eps : float
-        Epsilon of their normalization.
+        Epsilon of the normalization before contact maps.
     junctions : Junctions or None
         Splice junctions.
     """

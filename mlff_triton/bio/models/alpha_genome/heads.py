@@ -27,9 +27,9 @@ class Request(NamedTuple):
     heads : frozenset of str or None
         Names of heads; None for all.
     predictions, embeddings : bool
-        If True, return results of heads, and embeddings.
+        If True, return the results of heads and the embeddings, respectively.
     bases : bool
-        If True, compute the resolution of bases.
+        If True, compute results at the resolution of bases.
     scaled : bool
         If True, tracks are on the scale of the model.
     channels_last : bool
@@ -117,7 +117,7 @@ class Heads:
     ) -> dict[str, Any]:
         """Compute splice sites, their usage and junctions from embeddings [B, S, C].
 
-        Positions of splice sites [B, 4, K] are found if they are None.
+        If the positions of splice sites [B, 4, K] are None, they are found from the embeddings.
         """
         w, outputs = self._weights, {}
         junctions = w.junctions if request.wants("splice_junctions") else None

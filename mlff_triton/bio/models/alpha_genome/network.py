@@ -1,6 +1,6 @@
 """The computation of AlphaGenome up to its embeddings, with the operators of a backend.
 
-Sequences are [B, S, C], with channels last. The kernel that makes a row also normalizes and
+Sequences are [B, S, C], with channels last. The kernel that computes a row also normalizes and
 activates it.
 """
 
@@ -41,7 +41,7 @@ class Encoded(NamedTuple):
     rows : [B, S / 2**n, C]
         Rows.
     skips : list of [B, S / 2**k, C_k]
-        Rows of each resolution from the coarsest on, activated for the decoder; emptied by it.
+        Rows of each resolution, coarsest first, activated for the decoder, which empties the list.
     """
 
     rows: Tensor

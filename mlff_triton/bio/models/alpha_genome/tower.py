@@ -1,7 +1,7 @@
 """Weights of the transformer of AlphaGenome, with normalizations folded into linear maps.
 
-Rows between blocks are stored without the biases of all blocks so far, so that adding a product to
-them is the whole update. The biases are part of the maps that read the rows.
+Rows between blocks are stored without the biases of all blocks so far, so that an update only adds
+a product to them. The maps that read the rows include the biases.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from mlff_triton.kernels.genomics.types import PairBiases, PairMLP
 from mlff_triton.kernels.types.norm import Norm
 
 BIN = 16
-"""Positions of the transformer in a bin of the pairs."""
+"""Positions of the transformer per bin of the pairs."""
 
 LEVELS = 64
-"""Values of the encoding of distances of bins."""
+"""Number of different encodings of distances between bins."""
 
 MAX_DISTANCE = 8192
 PAIR_HEADS = 32
@@ -34,7 +34,7 @@ class PairUpdate(NamedTuple):
     Attributes
     ----------
     shift : float32 [C]
-        Added to rows.
+        Sum of the biases of all earlier blocks, to be added to rows.
     norm : Norm
         Normalization of the bins.
     bins, bins_bias : [N, C], [N]
@@ -107,7 +107,7 @@ class TowerWeights(NamedTuple):
     blocks : list of Block
         Blocks.
     shift : float32 [C]
-        Biases of all blocks, to be added to the result.
+        Sum of the biases of all blocks, to be added to the result.
     """
 
     organisms: Tensor
@@ -215,8 +215,8 @@ def level_index(n_bins: int, device: torch.device) -> Tensor:
     """Return the index of the encoding of each distance from 1 - P to P - 1, int32 [2 P - 1].
 
     The model compares distances with 32 thresholds; the first one is 1. Indices count the
-    thresholds beyond a distance, from 0 to 31; 32 is added for negative distances, and 32 itself
-    stands for no distance.
+    thresholds beyond a distance, from 0 to 31. For negative distances, 32 is added to counts above
+    0. The index 32 itself stands for the distance 0.
     """
     steps = torch.arange(_THRESHOLDS, dtype=torch.float32, device="cpu")
     growth = math.log(MAX_DISTANCE // BIN - _THRESHOLDS + 1) / _THRESHOLDS

@@ -75,7 +75,7 @@ class ConvolutionWeights(NamedTuple):
     stem, stem_bias : [C, 1, W], [C]
         Map of windows of the sequence.
     taps : int
-        Positions of a window.
+        Number of positions in a window.
     embedder : Convolution
         Convolution of the embedded sequence.
     down : list of tuple of two Convolution
@@ -124,7 +124,7 @@ class ConvolutionWeights(NamedTuple):
 
 
 def normalization(norm: Any) -> tuple[Tensor, Tensor]:
-    """Return the factor and the shift of a normalization by running statistics, in float64."""
+    """Return the factor and the shift of a normalization by a running variance, in float64."""
     return exact(norm.weight) * (exact(norm.running_var) + norm.eps).rsqrt(), exact(norm.bias)
 
 

@@ -47,8 +47,8 @@ class BoltzConditioningForward(AutocastForward[ConditioningWeights]):
     """Conditioning of pairs, and the biases of all layers that attend to them.
 
     Boltz normalizes pairs anew for each of 24 layers. Here, pairs are normalized once, and one
-    projection computes the biases of all layers. The biases are views with the pairs of a head next
-    to each other, as attention reads them, in the dtype of products.
+    projection computes the biases of all layers. The biases are views in which the pairs of a head
+    are contiguous, as attention reads them, in the dtype of products.
     """
 
     supported = "the conditioning of Boltz-2"

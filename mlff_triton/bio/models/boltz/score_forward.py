@@ -112,7 +112,7 @@ class ScoreForward(SamplingForward[ScoreWeights]):
     @property
     @abstractmethod
     def atom_transformer(self) -> Any:
-        """Transformer of atoms whose windows stand for those of all."""
+        """Transformer of atoms whose windows represent those of all transformers of atoms."""
 
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
         """Refuse inputs of unexpected shapes, dtypes or devices, and unusual masks and windows.

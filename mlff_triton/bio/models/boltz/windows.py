@@ -42,7 +42,7 @@ def windows(atoms: Tensor, queries: int, keys: int) -> Tensor:
 def window_problems(
     transformer: Any, to_keys: Callable[[Tensor], Tensor], mask: Tensor
 ) -> Problems:
-    """Return problems of the windows that a function takes from atoms with a mask [B, M]."""
+    """Return problems with the windows that ``to_keys`` takes from atoms with a mask [B, M]."""
     dtype = next(transformer.parameters()).dtype
     queries, keys = transformer.attn_window_queries, transformer.attn_window_keys
     places = torch.arange(1, mask.shape[1] + 1, device=mask.device, dtype=dtype)
@@ -73,7 +73,7 @@ def check_sides(transformer: Any) -> None:
     Raises
     ------
     InputError
-        If they have other numbers of queries or keys.
+        If the windows have other numbers of queries or keys.
     """
     sides = transformer.attn_window_queries, transformer.attn_window_keys
     if any(side not in _SIDES for side in sides) or sides[0] > sides[1]:

@@ -32,7 +32,7 @@ class EnformerForward(FastForward[EnformerRunner]):
         return EnformerRunner(self.module, self.backend, self.dtype, self.options)
 
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
-        """Refuse what only the original supports, or has an error message for."""
+        """Refuse arguments that only the original supports, or for which it raises an error."""
         given = Arguments(**arguments)
         if self.backend == "triton" and self.dtype not in HALVES:
             return "it computes in float32; use precision='fp16' or 'bf16' of bio.accelerate"
@@ -99,7 +99,7 @@ class EnformerForward(FastForward[EnformerRunner]):
         return self.weights.replay(sequence, self._request(given))
 
     def compute(self, arguments: Mapping[str, Any], begun: tuple[Tensor, ...] | None) -> Any:
-        """Return a dictionary of tracks [B, L, N], those of one head, a loss or embeddings."""
+        """Return a dictionary of tracks [B, L, N], the tracks of one head, a loss or embeddings."""
         given = Arguments(**arguments)
         request = self._request(given)
         if given.target_length is not None:

@@ -26,7 +26,7 @@ def downsample(ops: GenomicOperators, w: EnformerWeights, sequence: Tensor) -> T
 
 
 def _pool(ops: GenomicOperators, block: Block, pairs: Tensor) -> Activated:
-    """Pool pairs of rows: activated bins for the next block, or plain ones."""
+    """Pool pairs of rows, and activate the bins if another block follows."""
     following = block.following
     return ops.attention_pool(
         pairs, block.logits, activation=following, with_rows=following is None
@@ -36,7 +36,7 @@ def _pool(ops: GenomicOperators, block: Block, pairs: Tensor) -> Activated:
 def _stem_pairs(ops: GenomicOperators, stem: Block, sequence: Tensor, taps: int) -> Tensor:
     """Return pairs of rows before the first pooling.
 
-    One buffer holds windows of the sequence beside what the first convolution makes of them.
+    One buffer holds the windows of the sequence beside the results of the first convolution.
     """
     channels, _, width = stem.weight.shape
     shape = (*sequence.shape[:2], channels + width)
@@ -66,7 +66,7 @@ def embed(
 ) -> Tensor:
     """Compute the transformer and the embeddings [B, kept, E] of bins [B, L, C].
 
-    ``keys`` [2 L - 1, H, D] are those of relative positions in each layer. Overwrites the bins.
+    ``keys`` has the keys of relative positions [2 L - 1, H, D] of each layer. Overwrites the bins.
     """
     n_sequences, length, channels = bins.shape
     x = bins.flatten(0, 1)

@@ -1,4 +1,4 @@
-"""Runner of Enformer: what is kept between calls, and CUDA graphs."""
+"""Runner of Enformer: weights and tables that are kept between calls, and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from mlff_triton.bio.models.enformer.structure import function_of, shrinkage
 from mlff_triton.bio.models.enformer.weights import EnformerWeights
 
 MANY_BASES = 1 << 20
-"""Bases of a batch from which launches take no time beside the computation."""
+"""Bases of a batch above which launches take no time beside the computation."""
 
 N_LENGTHS = 4
-"""Lengths of sequences to remember."""
+"""Number of sequence lengths to remember."""
 
 
 class Request(NamedTuple):
-    """Results to compute: leading and trailing bins to drop, heads, and whether embeddings."""
+    """Results to compute: number of bins to drop at each end, heads, and True for embeddings."""
 
     dropped: int
     heads: tuple[str, ...]
@@ -104,13 +104,13 @@ class EnformerRunner:
         return (embeddings.to(self._out), *tracks) if request.embeddings else tuple(tracks)
 
     def _length(self, sequence: Tensor) -> Length:
-        """Return what depends on the length alone, from a cache of a few lengths."""
+        """Return the keys and graphs of a length, from a cache of a few lengths."""
         key = self._key(sequence)
         if key in self._lengths:
             self._lengths.move_to_end(key)
             return self._lengths[key]
         length = self._make_length(*key, sequence.device)
-        if not is_capturing(sequence):  # which computes nothing
+        if not is_capturing(sequence):  # capturing computes nothing
             self._lengths[key] = length
             while len(self._lengths) > N_LENGTHS:
                 self._lengths.popitem(last=False)

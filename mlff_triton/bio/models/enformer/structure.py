@@ -1,4 +1,4 @@
-"""Recognition of an Enformer that computes what its package does."""
+"""Recognition of Enformer models that compute what their package does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mlff_triton.kernels.genomics.types import ALIGNMENT
 SOURCES = ("enformer_pytorch.", "einops.")
 MAX_KEY, MAX_VALUE = 128, 256  # columns per head, for the shared memory of all supported GPUs
 TRUNK = {1: "stem", 2: "conv_tower", 4: "transformer", 5: "crop_final", 6: "final_pointwise"}
-"""Positions of the model's parts in its trunk; others only swap axes."""
+"""Positions of the model's parts in its trunk; the other parts only swap axes."""
 
 
 def is_known(module: nn.Module) -> bool:
@@ -35,7 +35,7 @@ def shrinkage(model: Any) -> int:
 
 
 def function_of(module: nn.Module, name: str) -> Any:
-    """Return what the Python module that defines a class calls by a name."""
+    """Return a global of the Python module that defines the class of a module."""
     return type(module).forward.__globals__[name]
 
 

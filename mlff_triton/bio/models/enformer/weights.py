@@ -26,7 +26,7 @@ class Block(NamedTuple):
         Normalization of its result.
     pointwise, pointwise_bias : [N, L], [N]
         Pointwise convolution. That of the stem has L > N: it multiplies activated rows and windows,
-        which computes the residual anew, so that it need not be stored.
+        which recomputes the residual, so that it need not be stored.
     logits : [N, N]
         Map to the logits of the pooling.
     following : Activation or None
@@ -60,8 +60,8 @@ class Layer(NamedTuple):
     up, up_bias, down : [U, C], [U], [C, U]
         Network.
     middle_shift, shift : [C]
-        Biases of this layer and all before it, to be added to rows after attention and after the
-        network.
+        Sums of the biases of this layer and all earlier ones, to be added to rows after attention
+        and after the network.
     positions : [H D, P]
         Map from positional features to keys, at least in float32.
     """
@@ -98,7 +98,7 @@ class EnformerWeights(NamedTuple):
     stem : Block
         First block.
     tower : list of Block
-        Blocks after it.
+        Blocks after the stem.
     layers : list of Layer
         Layers of the transformer.
     activation : Activation
@@ -110,7 +110,7 @@ class EnformerWeights(NamedTuple):
     heads : dict of str to Head
         Output heads.
     taps : int
-        Positions of a window of the stem.
+        Number of positions in a window of the stem.
     """
 
     stem: Block
@@ -178,7 +178,7 @@ def _block(
 
 
 def _stem(stem: Any, following: Activation | None, dtype: torch.dtype) -> Block:
-    """Read the stem, whose convolution multiplies windows with zeros at their end."""
+    """Read the stem, whose convolution multiplies windows padded with zeros at their end."""
     convolution, residual, pool = stem
     block = _block(convolution, residual, pool, following, dtype)
     weight = block.weight.flatten(1)

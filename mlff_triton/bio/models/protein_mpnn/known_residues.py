@@ -27,7 +27,7 @@ class KnownCheck(ValueCheck):
 
     @staticmethod
     def needed(length: int, n_neighbors: int) -> int:
-        """Return how many of ``length`` residues must be known."""
+        """Return the number of residues that must be known among ``length``."""
         return n_neighbors + 1 if length > n_neighbors else 0
 
     def measure(self, tensor: Tensor) -> Tensor:

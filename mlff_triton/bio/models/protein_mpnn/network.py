@@ -1,7 +1,7 @@
 """The computation of ProteinMPNN, with the operators of a backend.
 
-Residues of all proteins of a batch are rows of one table. There are no maps of all pairs of
-residues: the order of decoding is known from the rank of each residue in it.
+Residues of all proteins of a batch are rows of one table. No table of all pairs of residues is
+needed: the rank of each residue gives the order of decoding.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def encode(ops: ResidueOperators, w: MPNNWeights, given: Backbones, n_neighbors:
 
 
 def ranks_of(order: Tensor) -> Tensor:
-    """Return the rank of each residue in an order of decoding, int64 [B, L] of both."""
+    """Return the rank of each residue in an order of decoding; both are int64 [B, L]."""
     ranks = torch.empty_like(order)
     positions = torch.arange(order.shape[1], device=order.device).expand_as(order)
     return ranks.scatter_(1, order, positions)

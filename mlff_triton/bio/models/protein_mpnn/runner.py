@@ -29,11 +29,11 @@ class Scoring(NamedTuple):
     Attributes
     ----------
     atoms, mask, numbers, chains : Tensor
-        Backbones, see `Backbones`.
+        Backbones: see `Backbones`.
     sequence : int64 [B, L]
         Amino acids.
     order : int64 [B, L] or None
-        Order of decoding; drawn if it is None, from the following two.
+        Order of decoding. If it is None, ``designed`` and ``noise`` determine it.
     designed, noise : [B, L] or None
         1 for residues that are decoded last, and random numbers.
     """

@@ -40,7 +40,7 @@ class Plan(NamedTuple):
 
     @classmethod
     def tied(cls, order: Tensor, ties: Sequence[Sequence[int]]) -> Plan:
-        """Group residues that are tied when the first of them is due in the first protein."""
+        """Group tied residues, each group at its first residue in the first protein's order."""
         group_of = {int(residue): list(tie) for tie in reversed(ties) for residue in tie}
         groups: list[list[int]] = []
         seen: set[int] = set()
@@ -81,7 +81,7 @@ class Draws(NamedTuple):
 
     @classmethod
     def of(cls, residues: Tensor, mask: Tensor, designed: Tensor, plan: Plan) -> Draws:
-        """Decide for each group of residues [B, L]; the mask marks the known ones.
+        """Decide which groups of residues [B, L] are drawn; the mask marks known residues.
 
         The model draws nothing for tied residues if one of them is unknown in all proteins. All of
         them get the amino acids given for that residue. In the group, that residue and those after
@@ -129,7 +129,7 @@ def decoder_weights(w: MPNNWeights) -> DecoderWeights:
 
 
 def graph_of(w: MPNNWeights, encoded: Encoded, order: Tensor) -> Graph:
-    """Compute all parts of messages that do not depend on what is decoded."""
+    """Compute all parts of messages that do not depend on decoded residues."""
     x, edges, sources, mask = encoded
     rank = ranks_of(order).flatten()
     rows = sources.long()
@@ -147,8 +147,8 @@ def graph_of(w: MPNNWeights, encoded: Encoded, order: Tensor) -> Graph:
 def choices_of(given: Mapping[str, Any], draws: Draws, plan: Plan) -> Choices:
     """Convert the arguments of ``sample`` or ``tied_sample``, and draw random numbers.
 
-    The numbers are those that `torch.multinomial` would draw for each group in turn, which it
-    compares with the probabilities in the same way.
+    The numbers are those that `torch.multinomial` would draw for each group in turn, and compare
+    with the probabilities in the same way.
     """
     temperature, device = given["temperature"], draws.given.device
     omitted, bias = (
@@ -192,7 +192,7 @@ def _shares(given: Mapping[str, Any], plan: Plan) -> Tensor:
 
 
 def _noise(like: Tensor, mask: Tensor, draws: Draws, plan: Plan) -> Tensor:
-    """Draw exponentially distributed numbers [B, G, V] for all groups for which the model does."""
+    """Draw exponentially distributed numbers [B, G, V] for the groups for which the model draws."""
     is_drawn = mask if plan.groups is None else draws.drawn
     needed = is_drawn.gather(1, plan.order)[:, plan.bounds[:-1]].any(0).tolist()
     n_proteins, n_letters = len(like), like.shape[-1]

@@ -58,7 +58,7 @@ class DecoderLayer(NamedTuple):
     residues : ResidueNetwork
         Network of residues.
     projections : Projections
-        Of residues as receivers and as senders.
+        Projections of residues as receivers and as senders.
     """
 
     message: EdgeNetwork
@@ -76,12 +76,13 @@ class MPNNWeights(NamedTuple):
     encoder : list of EncoderLayer
         Layers of the encoder.
     projections : list of Projections
-        Of residues before the first layer of the encoder and after each, for all networks of edges
-        that follow: receiver and sender of the edges' update, then of the next layer's messages.
+        Projections of residues before the first layer of the encoder and after each layer, for all
+        networks of edges that follow: receiver and sender of the edges' update, then of the next
+        layer's messages.
     decoder : list of DecoderLayer
         Layers of the decoder.
     encoded : Projections
-        Of encoded residues as senders, in each layer of the decoder.
+        Projections of encoded residues as senders, in each layer of the decoder.
     sequences : [V, D, C]
         Parts of the first maps of the decoder's D layers for the amino acid of a sender.
     out : Linear
@@ -107,7 +108,7 @@ class MPNNWeights(NamedTuple):
 
 
 def split_networks(value: Any) -> Any:
-    """Split the weights of products in nested networks into halves; other tensors stay."""
+    """Split the weights of products in nested networks into halves; keep other tensors."""
     if isinstance(value, Linear | Projections):
         return value._replace(weight=split_weight(value.weight, "fixed_halves"))
     if isinstance(value, list):
@@ -187,13 +188,13 @@ def _network(size: int, first: nn.Linear, second: nn.Linear, third: nn.Linear) -
 
 
 def _messages(size: int, layer: Any) -> EdgeNetwork:
-    """Read the network of messages, whose sums the model divides by a constant, from a layer."""
+    """Read a layer's network of messages, divided by the constant that divides their sums."""
     network = _network(size, layer.W1, layer.W2, layer.W3)
     return network._replace(third=Linear(*(part / layer.scale for part in network.third)))
 
 
 def _projections(size: int, *maps: nn.Linear) -> Projections:
-    """Return the parts of maps for the receiver, their first input, and the sender, their last."""
+    """Return the parts of maps for the receiver (their first input) and the sender (their last)."""
     weights, biases = [], []
     for linear in maps:
         last = linear.in_features // size - 1

@@ -44,7 +44,7 @@ class ProtenixBlockForward(BlockForward):
 
 
 class ProtenixMSAForward(MSABlockForward):
-    """Block of the MSA module, which updates an alignment, unless it is the last one, and pairs.
+    """Block of the MSA module, which updates pairs and, except in the last block, an alignment.
 
     The alignment has no mask, and no inputs are overwritten.
     """
@@ -82,7 +82,7 @@ class ProtenixDiffusionForward(PairScoreForward):
         return encoder.n_queries, encoder.n_keys
 
     def noisy(self, arguments: Mapping[str, Any]) -> Noisy | str:
-        """Return noisy positions and their levels, one level where samples share its memory."""
+        """Return noisy positions and noise levels, one level if all samples share its memory."""
         if not arguments.get("use_conditioning", True):
             return "it is called without conditioning"
         x, levels = (arguments[name] for name in self.names)
@@ -90,7 +90,7 @@ class ProtenixDiffusionForward(PairScoreForward):
         return Noisy(x, levels[:1] if shared else levels)
 
     def prepare(self, arguments: Mapping[str, Any]) -> Given:
-        """Run the modules that run once."""
+        """Run the modules whose results all steps share."""
         own, given = self.module, arguments["input_feature_dict"]
         s_inputs, s_trunk, z_trunk = (arguments[n] for n in ("s_inputs", "s_trunk", "z_trunk"))
         pairs = arguments.get("pair_z")

@@ -1,4 +1,4 @@
-"""Weights of Protenix, as the parts that all models of structures share read them."""
+"""Weights of Protenix, in the form of the code shared by structure models."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _average(module: Any) -> AverageWeights:
 def score_weights(own: Any, dtype: torch.dtype) -> Collected:
     """Read the weights of the diffusion module, for products in a dtype.
 
-    Maps that compute in float32 do so in every precision.
+    Maps that upstream computes in float32 stay in float32 in every precision.
     """
     wide = partial(wide_weight, dtype=dtype)
     fixed, blocks = own.diffusion_conditioning, own.diffusion_transformer.blocks
