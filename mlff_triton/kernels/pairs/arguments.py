@@ -15,7 +15,7 @@ _MOST_CHANNELS = 512
 
 
 def check_rows(name: str, x: Tensor, weight: Tensor) -> None:
-    """Check that rows can be updated in place by layers with such a weight.
+    """Check that rows can be updated in place by layers with the dtype of a weight.
 
     Raises
     ------
@@ -33,12 +33,12 @@ def check_rows(name: str, x: Tensor, weight: Tensor) -> None:
 
 
 def check_strided_rows(x: Tensor, weight: Tensor) -> None:
-    """Check that rows x [B, R, S, C] with any strides can be read by layers with such a weight.
+    """Check that layers with the dtype of a weight can read strided rows x [B, R, S, C].
 
     Raises
     ------
     InputError
-        If they have too many channels, or these are not contiguous, or the dtype does not fit.
+        If they have too many channels, the channels are not contiguous, or the dtype does not fit.
     """
     check_shape("x", x, ("B", "R", "S", "C"))
     channels = x.shape[-1]
@@ -52,12 +52,12 @@ def check_strided_rows(x: Tensor, weight: Tensor) -> None:
 
 
 def head_width(name: str, width: int, heads: int) -> int:
-    """Return the channels of each of several heads.
+    """Return the number of channels per head.
 
     Raises
     ------
     InputError
-        If there are no heads, or not of the same width.
+        If there are no heads, or their number does not divide the width.
     """
     if not heads or width % heads:
         raise InputError(f"{width} channels of {name} are not divisible by {heads} heads")

@@ -7,12 +7,13 @@ Triangle attention of pairs z, along rows (starting node) or columns (ending nod
     ending     o_ij = sum_k softmax_k(q_ij . k_kj / sqrt(D) + b_ki) v_kj
     z_ij <- z_ij + O (o_ij sigmoid(G x_ij))
 
-Attention of tokens s is the same with one row of tokens per sample, which share given biases.
+Attention of tokens s has the same equations, with one row of tokens per sample. Samples share
+biases, which are given.
 
-One kernel normalizes rows and writes queries, keys, values and biases such that the keys of a query
-lie side by side, for columns of pairs too. Another one attends, and a third one computes the gates
-and adds the update in place. Neither normalized rows nor gates are stored, unless tokens are wide:
-then a library multiplies all of them by all maps at once.
+One kernel normalizes rows and writes queries, keys, values and biases so that the keys of a query
+are contiguous, for columns of pairs, too. Another kernel computes the attention, and a third one
+computes the gates and adds the update in place. Neither normalized rows nor gates are stored,
+unless tokens are wide: then a library multiplies all of them by all maps at once.
 
 Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
 AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 14, 15 and 24 of the
@@ -65,9 +66,8 @@ def triangle_attention_(
     ending : bool
         Attend along columns instead of rows.
     bias_of_ending : {"key", "query"}
-        Pair whose bias is added at the ending node: with "key", as in AlphaFold 3, Boltz and
-        Protenix, that of the tokens (k, i) for the query (i, j) and the key (k, j); with "query",
-        as in OpenFold3, that of (i, k).
+        Pair whose bias is added at the ending node, for the query (i, j) and the key (k, j): (k, i)
+        with "key", as in AlphaFold 3, Boltz and Protenix; (i, k) with "query", as in OpenFold3.
 
     Returns
     -------
@@ -219,9 +219,9 @@ def _attend(
     mask: Tensor | None,
     bias_map: Projection | None = None,
 ) -> Tensor:
-    """Return the attention of rows x [B, R, S, C], [B, R, S, H, D].
+    """Return the attention outputs [B, R, S, H, D] of rows x [B, R, S, C].
 
-    Biases are given, or written by a map in the unit of scores.
+    Biases are given, or written by ``bias_map`` in the unit of scores.
     """
     norm, query, key, value, _, _, query_bias = weights
     heads = bias.shape[1]

@@ -1,7 +1,7 @@
 """Keys and values of attention, and their halves in float16 for products in float32.
 
-For the halves see `mlff_triton.kernels.numerics.split`. All programs of a row read the same
-keys and values, so these are split before.
+For the halves, see `mlff_triton.kernels.numerics.split`. All programs of a row read the same keys
+and values, so these are split beforehand.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Vectors(NamedTuple):
         Vectors in half precision, or the high and the low halves of vectors in float32. The vectors
         of a head follow each other in aligned rows.
     unit : float32 [B, R, T, H], optional
-        Units of halves, with those of a head next to each other.
+        Units of halves, contiguous for each head.
     """
 
     parts: Tensor
@@ -53,8 +53,8 @@ def _split_vectors_kernel(
 ):
     """Write the halves of tensors x [B, R, H, T, DIM], out [2, B, R, H, T, WIDTH], and their units.
 
-    ``x_strides`` has those of the first four axes of each tensor in turn. Units are [B, R, H, T].
-    Grid: (blocks of M of all n_rows vectors of a tensor,).
+    ``x_strides`` has the strides of the first four axes of each tensor in turn. Units are
+    [B, R, H, T]. Grid: (blocks of M of all n_rows vectors of a tensor,).
     """
     rows, heads, length = shape
     place, dim = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, D)
@@ -82,7 +82,7 @@ def empty_vectors(like: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def empty_operands(like: Tensor, shape: Sequence[int]) -> Vectors:
-    """Return uninitialized operands for vectors [B, R, T, H, D]: halves of float32."""
+    """Return uninitialized operands for vectors [B, R, T, H, D]: halves if they are float32."""
     if like.dtype != torch.float32:
         return Vectors(_empty(like, 1, shape, like.dtype), None)
     batches, rows, length, heads, _ = shape
@@ -98,7 +98,7 @@ def _empty(like: Tensor, parts: int, shape: Sequence[int], dtype: torch.dtype) -
 
 
 def operands(k: Tensor, v: Tensor) -> tuple[Vectors, Vectors]:
-    """Return keys and values [B, R, T, H, D] as operands, which are their halves in float32."""
+    """Return keys and values [B, R, T, H, D] as operands: their halves if they are float32."""
     if k.dtype != torch.float32:
         return Vectors(k[None], None), Vectors(v[None], None)
     batches, rows, length, heads, dim = k.shape

@@ -5,9 +5,9 @@
     x <- x + D (silu(G y) (U y)) sigmoid(gate)                        transition
 
 Transitions of Boltz have a second factor (U' y). Scales, shifts and gates are maps of the
-conditioning, which does not change from layer to layer: the biases of all layers can be computed by
-one product. Samples can share them as expanded tensors. A library computes the products of these
-wide layers, and the kernels here compute what lies between them.
+conditioning, which does not change from layer to layer, so one product can compute them for all
+layers. Samples can share them as expanded tensors. A library computes the products of these wide
+layers, and the kernels here compute the operations between them.
 
 Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
 AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 24 to 26 of the supplement.
@@ -62,7 +62,7 @@ def conditioned_attention_(
         Terms of the conditioning, which samples may share as expanded tensors.
     bias : [B, H, S, S] or [B, W, H, Q, T]
         Biases of queries and keys, which samples share, finite, of a floating dtype; of all tokens,
-        or of those in each window, see `window_attention`.
+        or of those in each window (see `window_attention`).
     weights : ConditionedAttentionWeights
         Weights, float16, bfloat16 or float32, or split. With float32 weights, linear maps follow
         PyTorch's setting of TF32; with split weights, they do not.
@@ -126,8 +126,8 @@ def conditioned_layers_(
 ) -> Tensor:
     """Update tokens of samples by layers of attention and transition in place, without gradients.
 
-    It alternates between `conditioned_attention_` and `conditioned_transition_`. Each update is
-    added while the rows are normalized for the next one.
+    The layers alternate between `conditioned_attention_` and `conditioned_transition_`. Each update
+    is added while the rows are normalized for the next one.
 
     Parameters
     ----------
@@ -188,13 +188,13 @@ def conditioned_windows_(
     conditions : WindowConditions
         Terms of the conditioning, which samples may share as expanded tensors.
     bias : [B, W, H, Q, T]
-        Biases of the queries and keys of each window, see `window_attention`.
+        Biases of the queries and keys of each window (see `window_attention`).
     weights : WindowAttentionWeights
         Weights, float16, bfloat16 or float32, or split.
     mask : [B, R, W Q], optional
         Nonzero for atoms that are kept as keys; all by default.
     starts : int32 [W], optional
-        First key of each window, see `window_attention`.
+        First key of each window (see `window_attention`).
 
     Returns
     -------

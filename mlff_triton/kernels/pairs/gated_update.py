@@ -56,9 +56,10 @@ def _add_columns(
     DIM: tl.constexpr,
     K: tl.constexpr,
 ):
-    """Add the products of K columns of attention outputs to ``acc`` [M, C], from ``first`` on.
+    """Add the products of the K columns of attention outputs from ``first`` on to ``acc`` [M, C].
 
-    ``y`` are pointers to the outputs of each row, which rows there are, and the stride of heads.
+    ``y`` has pointers to the outputs of each row, a mask of rows that exist, and the stride of
+    heads.
     """
     pointers, inside, stride = y
     gate = multiply_rows(x, weights[0], first, WIDTH, CHANNELS, HALVES, LOSS, False, K)  # [M, K]

@@ -65,8 +65,8 @@ def _outer_product_update_fwd_kernel(
     """Add updates to rows of pairs z [B, n, n, CHANNELS] in place, from ``first_row`` on.
 
     Reads products [B, rows, FACTORS, n, FACTORS], counts [B, n, n] and weight
-    [CHANNELS, FACTORS FACTORS] from `weight_operands`. EPS is None if counts are at least
-    one. Grid: (blocks of M pairs of a row, rows, B).
+    [CHANNELS, FACTORS FACTORS] from `weight_operands`. If EPS is None, counts are at least one.
+    Grid: (blocks of M pairs of a row, rows, B).
     """
     row, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
     token = tl.program_id(0) * M + tl.arange(0, M)

@@ -8,19 +8,19 @@ attention of tokens with pair bias. The sum is over the kept keys of a row.
 Each program owns a block of queries of one row and head, and loops over the keys once (T. Dao et
 al., "FlashAttention", https://arxiv.org/abs/2205.14135). The biases of a block of scores are the
 initial value of the product of queries and keys, unless the product is to be exact. Blocks whose
-keys are all kept need no mask: a first kernel finds where each row has its first masked key and its
-last kept one, so padding at the end costs nothing.
+keys are all kept need no mask: a first kernel finds the first masked key and the last kept key of
+each row, so padding at the end costs nothing.
 
-Softmax is the same for scores minus any number. Commonly this number is the largest score so far.
-All weights wait for it, and each block scales the output anew. Weights in bfloat16 have the
-exponents of float32, so nothing is subtracted, and the largest scores may be from -69 to 69.
-Programs that find scores outside of this range begin again, with the largest score. On data-center
-Blackwell the largest score is always subtracted.
+Softmax does not change if a number is subtracted from all scores. Usually, this is the largest
+score so far, but then all weights wait for it, and each block scales the output anew. Weights in
+bfloat16 have the exponents of float32, so nothing is subtracted, and the largest scores may be from
+-69 to 69. Programs that find scores outside of this range begin again, with the largest score. On
+data-center Blackwell the largest score is always subtracted.
 
-In float32, all are multiplied as halves in float16, for which see
-`mlff_triton.kernels.numerics.split`. Queries of a block share a unit; keys and values have
-their own. The unit of a value is a factor of its weight in the product, relative to the largest one
-of the block.
+In float32, queries, keys, weights and values are multiplied as halves in float16: see
+`mlff_triton.kernels.numerics.split`. Queries of a block share a unit; keys and values have their
+own. The unit of a value is a factor of its weight in the product, relative to the largest one of
+the block.
 
 Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
 AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 14, 15 and 24 of the
@@ -86,7 +86,7 @@ def _key_range_kernel(mask_ptr, range_ptr, length, N: tl.constexpr):
 
 @triton.jit
 def _kept_keys(mask_ptr, start, length, N: tl.constexpr):
-    """Return which of N keys exist and are kept, from a place on."""
+    """Return a mask of those of N keys from ``start`` on that exist and are kept."""
     key = start + tl.arange(0, N)
     kept = key < length
     if mask_ptr is not None:
@@ -99,15 +99,15 @@ def _weigh_freely(scores):
     """Return weights [M, N], powers of two, and their sums over groups of keys, [M, _GROUP]."""
     weights = tl.exp2(scores)
     groups = tl.reshape(weights, (scores.shape[0], scores.shape[1] // _GROUP, _GROUP))
-    return weights, tl.sum(tl.permute(groups, (0, 2, 1)), 2)  # Triton 3.6 fails on Blackwell else
+    return weights, tl.sum(tl.permute(groups, (0, 2, 1)), 2)  # else, Triton 3.6 fails on Blackwell
 
 
 @triton.jit
 def _begin_again(end, total, acc):
     """Return the end, sum of weights [M] and output [M, D] of another loop over keys.
 
-    If any weights were too small or too large, that begins with zeros. Otherwise, it has no keys,
-    and the sum and output stay.
+    If any weights were too small or too large, the loop begins with zeros. Otherwise, it has no
+    keys, and the sum and output do not change.
     """
     fits = (total > _LOWEST) & (total < _HIGHEST)
     finite = tl.min((tl.abs(acc) < float("inf")).to(tl.int32), 1)
@@ -117,7 +117,7 @@ def _begin_again(end, total, acc):
 
 @triton.jit
 def _load_parts(x, place, batches, PARTS: tl.constexpr, N: tl.constexpr, D: tl.constexpr):
-    """Load all parts of vectors [PARTS B, R, H, T, D] as a tuple of [N, D], from a place on."""
+    """Load all parts of vectors [PARTS B, R, H, T, D] as a tuple of [N, D], from ``place`` on."""
     batch, row, head, start = place
     parts = ()
     for part in tl.static_range(PARTS):
@@ -128,7 +128,7 @@ def _load_parts(x, place, batches, PARTS: tl.constexpr, N: tl.constexpr, D: tl.c
 
 @triton.jit
 def _load_units(unit_ptr, start, kept, N: tl.constexpr):
-    """Load the units of N vectors, from a place on; zero for keys that are not kept."""
+    """Load the units of N vectors from ``start`` on; zero for keys that are not kept."""
     place = start + tl.arange(0, N)
     if kept is None:
         units = tl.load(unit_ptr + place)
@@ -153,7 +153,7 @@ def _load_queries(q, place, SCALE: tl.constexpr, HALVES: tl.constexpr, M: tl.con
 
 @triton.jit
 def _score(queries, keys, biases, units, kept, LOSS: tl.constexpr):
-    """Return scores [M, N] of queries from `_load_queries`, the least ones of keys not kept.
+    """Return scores [M, N] of queries from `_load_queries`, -infinity for keys that are not kept.
 
     ``units`` are () or those of halves, and ``kept`` is None if all keys are.
     """
@@ -340,9 +340,9 @@ def pair_attention(
     ----------
     q : [B, R, S, H, D]
         Queries of R rows of S tokens; float16, bfloat16 or float32. D is at most 128. Parts of one
-        product need no copy, nor do transposed axes and overlapping windows: the vectors of a head
-        must be contiguous and aligned to 16 bytes. In float32, those of tokens next to each other
-        lose bits if they are 1e5 times as short as others.
+        product, transposed axes and overlapping windows need no copy, if the vectors of a head are
+        contiguous and aligned to 16 bytes. In float32, queries lose bits if those of adjacent
+        tokens are 1e5 times as long.
     k, v : [B, R, T, H, D]
         Keys and values of T tokens.
     bias : [B, H, S, T]
@@ -511,7 +511,7 @@ def _attend(
             M=tile.queries,
             N=tile.keys,
             LOSS=loss_of(q).halves,
-            STAGES=tile.stages,  # named, these hold for loads of biases too
+            STAGES=tile.stages,  # under this name, they hold for loads of biases, too
             num_warps=tile.warps,
             **register_limit(tile.registers),
         )

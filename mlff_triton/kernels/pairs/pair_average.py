@@ -38,8 +38,8 @@ def pair_average_(
     weights : AverageWeights
         Weights, float16, bfloat16 or float32. Products have this precision, and sums float32.
     mask : [B, N, N], optional
-        Nonzero for pairs whose second token is averaged; all by default. Tokens without any get the
-        average over all tokens.
+        Nonzero for pairs whose second token is averaged; all by default. Tokens without such pairs
+        get the average over all tokens.
 
     Returns
     -------
@@ -69,7 +69,7 @@ def pair_average_(
         return msa
     batches, depth, n, _ = msa.shape
     norm, pair_norm, value, gate, bias, out = weights
-    # The softmax takes float32, because logits in half precision would spoil it.
+    # Logits are float32, because half precision would make the softmax inaccurate.
     logits = torch.empty(batches, heads, n, n, dtype=torch.float32, device=z.device)
     project_rows(z, pair_norm, [Projection(bias, logits.movedim(1, 3)[..., None])])
     if mask is not None:

@@ -1,4 +1,4 @@
-"""Products of planes in float32, from products of their halves."""
+"""Products of square matrices (planes) in float32, from products of their halves."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def _plane_products_fwd_kernel(
     """Write out [planes, n, n], the products of planes of ``a`` and transposed ones of ``b``.
 
     Both are [2 planes, n, n], the high halves of all planes before the low ones, for which see
-    `describe`. If TURNED, the planes of ``a`` are transposed instead. Grid: (blocks of N columns,
-    blocks of M rows and planes, from the innermost to the outermost,).
+    `describe`. If TURNED, the planes of ``a`` are transposed instead. Grid: (planes x blocks of M
+    rows x blocks of N columns,), with columns innermost.
     """
     columns, rows = tl.cdiv(n, N), tl.cdiv(n, M)
     program = tl.program_id(0)
@@ -79,7 +79,7 @@ class Tile(NamedTuple):
 
     @classmethod
     def of(cls, planes: Tensor) -> Tile:
-        """Return block sizes on the GPU of planes."""
+        """Return block sizes for the GPU of planes."""
         return cls(128, 128, 64, 8, 3) if has_large_memory(planes) else cls(64, 64, 32, 4, 2)
 
 

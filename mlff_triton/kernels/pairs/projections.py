@@ -64,10 +64,11 @@ def _write_projection(
     DIM: tl.constexpr,
     K: tl.constexpr,
 ):
-    """Write one map of normalized rows, for which see `multiply_rows`, times factors [M].
+    """Write one map of rows from `normalize`, times factors [M].
 
-    The results of the rows are at ``out_ptrs`` [M]. K of them are computed at a time, or those of
-    one head if they are split into halves, whose units are at ``unit_ptr`` unless that is None.
+    The results of the rows begin at ``out_ptrs`` [M], and K of them are computed at a time. If
+    ``unit_ptr`` is not None, the results of one head at a time are split into halves, and the units
+    are stored there.
     """
     SPLIT: tl.constexpr = unit_ptr is not None
     STEP: tl.constexpr = DIM if SPLIT else K
@@ -121,9 +122,9 @@ def _projections_fwd_kernel(
 
     If their units [B, R, S, WIDTHS[k] / DIMS[k]] are not None, results are halves [2, B, ...].
     Reads x [B, R, S, CHANNELS], mask [B, R, S] or None, weights [WIDTHS[k], CHANNELS] from
-    `weight_operands`, and biases [WIDTHS[k]] or None. Strides are those of six axes of results, and
-    of four of units, of each map in turn. BLOCKS[k] outputs of a map are computed at a time. Grid:
-    (blocks of M rows,).
+    `weight_operands`, and biases [WIDTHS[k]] or None. Strides are those of the six axes of results
+    and of the four axes of units, of each map in turn. BLOCKS[k] outputs of a map are computed at a
+    time. Grid: (blocks of M rows,).
     """
     place = locate(n_rows, shape, M)
     batch, row, token, inside = place
@@ -190,10 +191,10 @@ class Projection(NamedTuple):
     Attributes
     ----------
     weight : [G D, C]
-        Map of channels, of the dtype of all others.
+        Map of channels. All maps have the same dtype.
     out : [B, R, S, G, D] or [P, B, R, S, G, D]
-        Results, of a floating dtype, with any strides; alone, or as high and low halves in float16,
-        for which see `mlff_triton.kernels.numerics.split`.
+        Results with any strides: of a floating dtype, or as high and low halves in float16, for
+        which see `mlff_triton.kernels.numerics.split`.
     bias : [G D], optional
         Added to the products.
     scale : float
@@ -281,7 +282,7 @@ def project_rows(
 
 
 def _columns(projection: Projection, tile: Tile) -> int:
-    """Return how many results of a map are computed at a time: all halves of a head."""
+    """Return the number of results of a map computed at a time: if split, those of one head."""
     if projection.unit is not None:
         return block_side(projection.out.shape[-1])
     return min(block_side(len(projection.weight)), tile.columns)

@@ -1,4 +1,4 @@
-"""Type of the operators on pairs and tokens, for kernels and references."""
+"""Protocol of the operators on pairs and tokens, which kernels and references satisfy."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class PairOperators(Protocol):
     def linear_map(
         self, x: Tensor, weight: Tensor | SplitOperand, bias: Tensor | None = None
     ) -> Tensor:
-        """Apply a linear map to rows, which are split or rounded as its weight is."""
+        """Apply a linear map to rows, which are split or rounded as the weight is."""
 
     def outer_product_mean_(
         self,

@@ -1,7 +1,7 @@
 """Normalized rows, their products with weights, and gates, inside kernels.
 
-Products in float32 are those of halves, for which see `mlff_triton.kernels.numerics.split`, unless
-channels are few. They are sums over chunks of channels, which are added in float32.
+Products in float32 are those of halves (see `mlff_triton.kernels.numerics.split`), unless channels
+are few. They are sums over chunks of channels, which are added in float32.
 
 Fast instructions for powers of two and quotients err in the last two bits, and a rounded exponent
 adds to the error. This shows only in float32, where exact instructions replace them.
@@ -24,15 +24,15 @@ from mlff_triton.kernels.numerics.product import (
     untruncated,
 )
 
-_LOWEST = tl.constexpr(-87.0)  # exponentials below are not normal numbers
-_GROUP = tl.constexpr(8)  # rows of one of two joined weights
-_CHUNK = 64  # most channels of one sum on tensor cores, in float32
+_LOWEST = tl.constexpr(-87.0)  # below it, exponentials are not normal numbers
+_GROUP = tl.constexpr(8)  # adjacent rows of each of two joined weights
+_CHUNK = 64  # largest number of channels of a float32 sum on tensor cores
 
 
 def chunk(block: int, halves: bool) -> int:
     """Return the channels per chunk of products, of halves or not, for a block of all channels.
 
-    Halves take two chunks at least, as rounding errors grow with the length of a sum.
+    Halves take at least two chunks, as rounding errors grow with the length of a sum.
     """
     return min(block // 2, _CHUNK) if halves else block
 
@@ -53,7 +53,7 @@ def joined(first: Tensor, second: Tensor) -> Tensor:
 
 @triton.jit
 def locate(n_rows, shape, M: tl.constexpr):
-    """Return the batch, row and token of the M places of a program, and which of them exist."""
+    """Return the batch, row and token of M places of a program, and a mask of those that exist."""
     rows, length = shape
     place = tl.program_id(0) * M + tl.arange(0, M)
     batch, row = place // length // rows, place // length % rows
@@ -78,7 +78,7 @@ def load_rows(x_ptr, offsets, inside, channel, channels):
 def load_again(x_ptr, offsets, inside, channel, channels):
     """Load rows [M, C] for the last time, as `load_rows` does.
 
-    Otherwise, the compiler would keep the rows of an earlier load in registers.
+    With `load_rows`, the compiler would keep the rows of an earlier load in registers.
     """
     mask = inside[:, None] & (channel < channels)[None, :]
     pointers = x_ptr + offsets[:, None] + channel[None, :]

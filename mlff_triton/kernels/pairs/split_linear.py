@@ -2,7 +2,7 @@
 
     y = ((x_low w_high^T + x_high w_low^T + x_high w_high^T) x_unit) w_unit + b
 
-For the halves see `mlff_triton.kernels.numerics.split`, and for sums of their products
+For the halves, see `mlff_triton.kernels.numerics.split`; for sums of their products, see
 `mlff_triton.kernels.numerics.product`.
 """
 
@@ -78,8 +78,8 @@ def _split_linear_fwd_kernel(
 ):
     """Write out [n_rows, n_out].
 
-    Reads halves x [n_rows, n_in] and w [n_out, n_in], for which see `describe`, their units
-    [n_rows] and [n_out], and a bias [n_out] or None. Grid: (tiles of M rows and N columns,).
+    Reads halves x [n_rows, n_in] and w [n_out, n_in] (see `describe`), their units [n_rows] and
+    [n_out], and a bias [n_out] or None. Grid: (tiles of M rows and N columns,).
     """
     tile_m, tile_n = tile_in_group(tl.program_id(0), tl.cdiv(n_rows, M), tl.cdiv(n_out, N))
     first, column = tile_m * M, tile_n * N
@@ -124,8 +124,8 @@ class Tile(NamedTuple):
     def _fastest(cls, n_rows: int, n_out: int, processors: int) -> Tile:
         """Return the block sizes that take the shortest time.
 
-        Multiprocessors take one tile at a time, or two small ones. The times that this takes are
-        relative, from an H200 and an H100.
+        A multiprocessor takes one tile at a time, or two small ones. The times are relative, and
+        were measured on an H200 and an H100.
         """
 
         def cost(choice: tuple[Tile, int, float]) -> float:
@@ -228,9 +228,9 @@ def split_linear(x: SplitOperand, weight: SplitOperand, bias: Tensor | None = No
 
 
 def linear_map(x: Tensor, weight: Tensor | SplitOperand, bias: Tensor | None = None) -> Tensor:
-    """Apply a linear map to rows, which are split or rounded as its weight is.
+    """Apply a linear map [C, K] to rows [..., K], which are split or rounded as the weight is.
 
-    The result has the dtype of a weight that is not split, and is float32 otherwise.
+    The result is float32 if the weight is split, and has the dtype of the weight otherwise.
     """
     if isinstance(weight, Tensor):
         return linear(x.to(weight.dtype), weight, bias)

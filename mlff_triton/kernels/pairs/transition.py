@@ -55,7 +55,7 @@ def _add_hidden(
     HIDDEN: tl.constexpr,
     K: tl.constexpr,
 ):
-    """Add the products of K hidden channels of rows y to ``acc`` [M, C], from ``first`` on."""
+    """Add the products of the K hidden channels from ``first`` on, of rows y, to ``acc`` [M, C]."""
     # Both are [M, K].
     gate, up = multiply_twice(y, weights[0], first, HIDDEN, CHANNELS, HALVES, LOSS, False, K)
     hidden = gated(gate, gate, EXACT) * up

@@ -5,11 +5,11 @@
     incoming   t_ij = sum_k a_ki b_kj
     z_ij <- z_ij + (W' norm(t_ij)) sigmoid(G' x_ij)
 
-The sums over triangles are one product of matrices per channel: in half precision and for few
-tokens, a library computes them, and otherwise `plane_products`. The kernel before it normalizes
-pairs and writes the factors a and b channel by channel, with sides padded so that all rows are
-aligned. The kernel after it normalizes the products over channels, and adds the update in place.
-Neither normalized pairs nor gates are stored.
+The sums over triangles are one product of matrices per channel. A library computes them in half
+precision and for few tokens, and `plane_products` otherwise. The kernel before it normalizes pairs
+and writes the factors a and b channel by channel, with sides padded so that all rows are aligned.
+The kernel after it normalizes the products over channels, and adds the update in place. Neither
+normalized pairs nor gates are stored.
 
 Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
 AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithms 12 and 13 of the supplement.
@@ -45,17 +45,17 @@ from mlff_triton.kernels.pairs.row_blocks import (
 )
 from mlff_triton.kernels.pairs.types import TriangleWeights
 
-_ALIGNMENT = 16  # elements, of which Triton compiles multiples to wide accesses
+_ALIGNMENT = 16  # elements; Triton compiles wide accesses for multiples
 _FEWEST_TOKENS = 64
 _CHANNELS = (16, 32, 64, 128, 256)
 _WARP = tl.constexpr(32)  # threads
 _WIDE_ACCESS = tl.constexpr(16)  # bytes of the widest access of a thread
-_PLACES = tl.constexpr(16)  # next to each other, that a warp reads of each channel
+_PLACES = tl.constexpr(16)  # adjacent ones that a warp reads of each channel
 
 
 @triton.jit
 def _locate(n, side, M: tl.constexpr):
-    """Return the places [M] of pairs in planes and in rows of pairs, and which of them exist.
+    """Return the places [M] of pairs in planes and in rows of pairs, and a mask of existing pairs.
 
     They fit in 32 bits, in which divisions are much faster. Offsets of channels do not, so the
     places are returned in 64 bits.
@@ -117,11 +117,11 @@ def _triangle_factors_fwd_kernel(
 
 @triton.jit
 def _load_columns(sums_ptr, first, area, C: tl.constexpr, CHUNK: tl.constexpr, M: tl.constexpr):
-    """Load float32 rows from planes [C, area], places from ``first`` on, as `load_chunks` does.
+    """Load float32 rows from planes [C, area], for places from ``first`` on, as `load_chunks` does.
 
     Triton spreads the first axis over the threads of a warp, and the second one over warps. So all
-    channels of a place are in one warp, which adds them without others. Each thread has
-    a wide access: tiles with fewer elements per thread gave wrong results on an H100 (Triton 3.6).
+    channels of a place are in one warp, which adds them without the other warps. Each thread has a
+    wide access: tiles with fewer elements per thread gave wrong results on an H100 (Triton 3.6).
     The cause is not known.
     """
     WIDTH: tl.constexpr = 8 * _WIDE_ACCESS // sums_ptr.dtype.element_ty.primitive_bitwidth
@@ -164,7 +164,7 @@ def _triangle_update_fwd_kernel(
     M: tl.constexpr,
     K: tl.constexpr,
 ):
-    """Write pairs out [B, n, n, C], which are z and their updates. Both may be the same.
+    """Write pairs out [B, n, n, C], the sums of z and updates. Both tensors may be the same.
 
     Reads sums [B, HIDDEN, side, side], and from `weight_operands` the weights [C, HIDDEN] of sums,
     halves if SUM_HALVES, and [C, C] of gates, halves if HALVES. Grid: (blocks of M places of a
@@ -242,13 +242,13 @@ def triangle_multiplication_(
     weights : TriangleWeights
         Weights, float16, bfloat16 or float32, with H hidden channels: a power of two, 16 to 256.
         Products have this precision, and sums float32. In float16, sums over triangles must not
-        exceed 65504, and in float32, their factors.
+        exceed 65504; in float32, their factors must not.
     mask : [B, N, N], optional
         Factor of the pairs that are multiplied; 1 by default.
     incoming : bool
         Sum over incoming instead of outgoing edges.
     out : [B, N, N, C], optional
-        Tensor for the updated pairs, of such a dtype and contiguous; ``z`` by default.
+        Tensor for the updated pairs, contiguous, with a dtype allowed for ``z``; ``z`` by default.
 
     Returns
     -------
@@ -321,8 +321,8 @@ def _update_operands(project: Tensor, gate: Tensor) -> list[Tensor]:
 def _factors(z: Tensor, weights: TriangleWeights, mask: Tensor | None) -> Tensor:
     """Return the gated factors a and b of all pairs, [2, B, H, side, side] with aligned rows.
 
-    Each factor in float32 is split into two halves, [2, 2, B, H, side, side]. Sums over few tokens
-    are more exact without.
+    In float32, each factor is split into two halves, [2, 2, B, H, side, side], unless tokens are
+    few: sums over few tokens are more exact without halves.
     """
     batches, n, _, channels = z.shape
     project, hidden = weights.project_in, len(weights.project_in) // 2

@@ -175,7 +175,7 @@ class ConditionedAttentionWeights(NamedTuple):
     inputs : [4 H D, C]
         Maps of normalized rows to queries, keys, values and gates, one above the other.
     inputs_bias : [4 H D], optional
-        Added to their results.
+        Added to the results of ``inputs``.
     out : [C, H D]
         Map of gated outputs to the update.
     """
@@ -236,7 +236,7 @@ class WindowAttentionWeights(NamedTuple):
     queries : [2 H D, C]
         Maps of queries to vectors and, below, to logits of the gates of attention outputs.
     queries_bias : [2 H D], optional
-        Added to these.
+        Added to the results of ``queries``.
     keys : [2 H D, C]
         Maps of keys to vectors and, below, to values.
     out : [C, H D]

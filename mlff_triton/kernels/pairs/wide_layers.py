@@ -1,8 +1,8 @@
 """Attention and transitions of wide rows: the products, and the operations between them.
 
-A library computes the products, except those of split maps, which `split_linear` computes. This is
-for rows of many channels, such as tokens: few of them fill a GPU, and their weights do not fit on
-chip.
+A library computes the products, except those of split maps, which `split_linear` computes. These
+layers are for rows of many channels, such as tokens: few rows fill a GPU, and their weights do not
+fit on chip.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def wide_transition_(x: Tensor, weights: TransitionWeights) -> Tensor:
 def attended(
     y: Map, bias: Tensor, weights: ConditionedAttentionWeights, mask: Tensor | None
 ) -> Tensor:
-    """Return the update of normalized rows by attention, without a gate of its own."""
+    """Return the update of normalized rows by attention, before a gate from conditions."""
     inputs, inputs_bias, out = weights
     width, heads = high(out).shape[1], bias.shape[-3]
     products = product(y, inputs, inputs_bias)
@@ -74,7 +74,7 @@ def attended(
 
 
 def transformed(y: Map, weights: ConditionedTransitionWeights) -> Tensor:
-    """Return the update of normalized rows by a transition, without a gate of its own."""
+    """Return the update of normalized rows by a transition, before a gate from conditions."""
     inputs, down = weights
     gate, up, *factors = product(y, inputs).split(high(down).shape[1], -1)
     factor = factors[0] if factors else None
@@ -82,7 +82,7 @@ def transformed(y: Map, weights: ConditionedTransitionWeights) -> Tensor:
 
 
 def product(x: Map, weight: Map, bias: Tensor | None = None) -> Tensor:
-    """Apply a linear map to rows that were made for it."""
+    """Apply a linear map to rows that have been rounded or split for it."""
     if isinstance(x, Tensor):
         assert isinstance(weight, Tensor)
         return linear(x, weight, bias)
@@ -96,5 +96,5 @@ def high(weight: Map) -> Tensor:
 
 
 def _operand(weight: Tensor) -> Tensor | SplitOperand:
-    """Return a weight as products take it: in float32, split unless PyTorch may round to TF32."""
+    """Return a weight as products take it: split in float32, unless PyTorch may round to TF32."""
     return split_rows(weight) if takes_halves(weight) and not allows_tf32() else weight

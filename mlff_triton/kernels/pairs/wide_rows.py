@@ -64,7 +64,7 @@ def _store_back(y, x_ptr, place, strides, channel, CHANNELS: tl.constexpr):
 
 @triton.jit
 def _store(y, out_ptr, low_ptr, unit_ptr, inside, channel, CHANNELS: tl.constexpr):
-    """Store rows [M, C] contiguously, split if ``low_ptr`` is not None. The others are zero."""
+    """Store rows [M, C] contiguously, split if ``low_ptr`` is not None."""
     M: tl.constexpr = y.shape[0]
     place = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
     stored = inside[:, None] & (channel < CHANNELS)[None, :]
@@ -104,8 +104,8 @@ def _norm_fwd_kernel(
     """Write out [B, R, S, CHANNELS] from x, scale and shift of this shape.
 
     The scales are logits if ADAPTIVE, and shifts may be None. Unless it is None, an update of this
-    shape is multiplied by a gate and added to x first. If ``low_ptr`` is not None, the rows are
-    split, and their high halves are ``out``. Grid: (blocks of M rows,).
+    shape is multiplied by the sigmoid of a gate and added to x first. If ``low_ptr`` is not None,
+    the rows are split, and their high halves are ``out``. Grid: (blocks of M rows,).
     """
     place, channel = locate(n_rows, shape, M), tl.arange(0, C)
     x = _load(x_ptr, place, x_strides, channel, CHANNELS)  # [M, C]
@@ -167,7 +167,7 @@ def _gated_fwd_kernel(
 def adaptive_norm(
     x: Tensor, scale: Tensor, shift: Tensor, eps: float, dtype: torch.dtype
 ) -> Tensor:
-    """Normalize rows, then scale them by gates and shift them, without gradients.
+    """Normalize rows, then scale them by sigmoids and shift them, without gradients.
 
     Parameters
     ----------

@@ -8,7 +8,7 @@ The sum is over the kept keys of the query's window. Samples share biases.
 
 Each program owns a window and a head of one sample; their scores fit on chip. It reads the keys of
 its window from the sequence, so overlaps need no copies. Products in float32 are those of float16
-halves, see `mlff_triton.kernels.numerics.split`.
+halves: see `mlff_triton.kernels.numerics.split`.
 
 Source: J. Abramson et al., "Accurate structure prediction of biomolecular interactions with
 AlphaFold 3", https://doi.org/10.1038/s41586-024-07487-w, algorithm 7 of the supplement.
@@ -60,8 +60,8 @@ def _window_attention_fwd_kernel(
     """Write out [B, R, windows M, H, DIM].
 
     Reads q, k and v of this shape, bias [B, windows, H, M, N], mask [B, R, windows M] or None, and
-    the first keys of windows, starts [windows], or None. Grid: (H, windows, R and B, from the
-    innermost to the outermost,).
+    the first keys of windows, starts [windows], or None. Grid: (B x R x windows x H,), with H
+    innermost.
     """
     rows, windows, heads = shape
     program = tl.program_id(0)
@@ -139,13 +139,13 @@ def window_attention(
         Biases of the queries and keys of each window, finite, of a floating dtype. Q and T are 16,
         32, 64 or 128, and T is at least Q.
     mask : [B, R, W Q], optional
-        Nonzero for atoms that are kept as keys; all by default. Windows without any give zeros.
-        Values of masked keys must be finite.
+        Nonzero for atoms that are kept as keys; all by default. Windows without kept keys give
+        zeros. Values of masked keys must be finite.
     scale : float, optional
         Factor of the queries; 1 / sqrt(D) by default.
     starts : int32 [W], optional
-        First key of each window, which may be before the first atom; by default such that keys have
-        the center of their queries.
+        First key of each window, which may be before the first atom; by default, keys have the
+        center of their queries.
 
     Returns
     -------

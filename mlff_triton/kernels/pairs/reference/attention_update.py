@@ -45,7 +45,7 @@ def triangle_attention_update(
     ending: bool = False,
     bias_of_ending: Literal["key", "query"] = "key",
 ) -> Tensor:
-    """Return what `triangle_attention_` adds."""
+    """Return the update that `triangle_attention_` adds."""
     norm, query, key, value, gate, bias, out = weights
     x = layer_norm(z, z.shape[-1:], *norm)
     q, k, v = (linear(x, w).unflatten(-1, (len(bias), -1)) for w in (query, key, value))
@@ -66,7 +66,7 @@ def token_attention_(
 def token_attention_update(
     s: Tensor, bias: Tensor, weights: TokenAttentionWeights, mask: Tensor | None = None
 ) -> Tensor:
-    """Return what `token_attention_` adds."""
+    """Return the update that `token_attention_` adds."""
     norm, query, key, value, gate, out, query_bias = weights
     x, heads = layer_norm(s, s.shape[-1:], *norm), bias.shape[1]
     products = linear(x, query, query_bias), linear(x, key), linear(x, value)

@@ -49,7 +49,7 @@ def conditioned_attention_update(
     weights: ConditionedAttentionWeights,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Return what `conditioned_attention_` adds."""
+    """Return the update that `conditioned_attention_` adds."""
     scale, shift, gate, eps = conditions
     y = adaptive_norm(x, scale, shift, eps, x.dtype)
     inputs, bias_of_inputs, out = (
@@ -74,7 +74,7 @@ def conditioned_transition_(
 def conditioned_transition_update(
     x: Tensor, conditions: Conditions, weights: ConditionedTransitionWeights
 ) -> Tensor:
-    """Return what `conditioned_transition_` adds."""
+    """Return the update that `conditioned_transition_` adds."""
     scale, shift, gate, eps = conditions
     inputs, down = map(_unsplit, weights)
     products = linear(adaptive_norm(x, scale, shift, eps, x.dtype), inputs)
@@ -117,7 +117,7 @@ def conditioned_windows_update(
     mask: Tensor | None = None,
     starts: Tensor | None = None,
 ) -> Tensor:
-    """Return what `conditioned_windows_` adds."""
+    """Return the update that `conditioned_windows_` adds."""
     scale, shift, gate, key_scale, key_shift, eps = conditions
     queries, keys, out = map(_unsplit, (weights.queries, weights.keys, weights.out))
     y = adaptive_norm(x, scale, shift, eps, x.dtype)
@@ -131,6 +131,6 @@ def conditioned_windows_update(
 
 
 def _unsplit(weight: Tensor | SplitOperand) -> Tensor:
-    """Return a weight, which only kernels take in halves."""
+    """Return a weight that is not split. Only kernels take halves."""
     assert isinstance(weight, Tensor)
     return weight

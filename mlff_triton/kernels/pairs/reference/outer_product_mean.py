@@ -39,7 +39,7 @@ def outer_product_update(
     *,
     eps: float | None = None,
 ) -> Tensor:
-    """Return what `outer_product_mean_` adds."""
+    """Return the update that `outer_product_mean_` adds."""
     norm, left, right, out, out_bias = weights
     x = layer_norm(msa, msa.shape[-1:], *norm)
     kept = torch.ones_like(x[..., 0]) if mask is None else mask.to(x.dtype)

@@ -26,7 +26,7 @@ def pair_average_(
 def pair_average_update(
     msa: Tensor, z: Tensor, weights: AverageWeights, mask: Tensor | None = None
 ) -> Tensor:
-    """Return what `pair_average_` adds."""
+    """Return the update that `pair_average_` adds."""
     norm, pair_norm, value, gate, bias, out = weights
     x = layer_norm(msa, msa.shape[-1:], *norm)
     logits = linear(layer_norm(z, z.shape[-1:], *pair_norm), bias)  # [B, N, N, H]

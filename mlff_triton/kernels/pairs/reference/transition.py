@@ -20,7 +20,7 @@ def transition_(x: Tensor, weights: TransitionWeights) -> Tensor:
 
 
 def transition_update(x: Tensor, weights: TransitionWeights) -> Tensor:
-    """Return what `transition_` adds."""
+    """Return the update that `transition_` adds."""
     norm, gate, up, down = weights
     y = layer_norm(x, x.shape[-1:], *norm)
     return linear(silu(linear(y, gate)) * linear(y, up), down)

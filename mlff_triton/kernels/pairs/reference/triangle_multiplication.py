@@ -34,7 +34,7 @@ def triangle_multiplication_(
 def triangle_update(
     z: Tensor, weights: TriangleWeights, mask: Tensor | None = None, *, incoming: bool = False
 ) -> Tensor:
-    """Return what `triangle_multiplication_` adds."""
+    """Return the update that `triangle_multiplication_` adds."""
     norm_in, norm_out, project_in, gate_in, project_out, gate_out = weights
     x = layer_norm(z, z.shape[-1:], *norm_in)
     factors = linear(x, project_in) * linear(x, gate_in).sigmoid()
