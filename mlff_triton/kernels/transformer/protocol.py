@@ -1,4 +1,4 @@
-"""Type of the operators on packed rows of tokens, for kernels and references."""
+"""Protocol of the operators on packed rows of tokens, which kernels and references satisfy."""
 
 from __future__ import annotations
 

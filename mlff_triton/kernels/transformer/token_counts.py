@@ -1,7 +1,7 @@
 """Counts of kept and masked tokens in padded batches, for `token_embedding`.
 
-The row of a token is the number of kept tokens before it. In small batches every program counts
-these for its first token. In large batches that would take longer than a launch, so a kernel first
+The row of a token is the number of kept tokens before it. In small batches, every program counts
+them for its first token. In large batches, that would take longer than a launch, so a kernel first
 counts the tokens of every sequence.
 """
 

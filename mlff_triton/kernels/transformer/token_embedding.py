@@ -1,4 +1,4 @@
-"""Padded batches of tokens to embedded rows without padding.
+"""Embedding of padded batches of tokens as packed rows, without padding.
 
     x_t = word[id_t] scale_b + position_table[position_t] + kind_table[kind_t]      x <- norm(x)
 
@@ -204,7 +204,8 @@ class LaunchSizes(NamedTuple):
     programs : int
         Number of programs that fill a GPU. With more tokens, programs take several blocks in turn.
     few_tokens : int
-        Up to this number of tokens, padding included, programs count the tokens before their own.
+        Up to this number of tokens, padding included, each program counts the tokens before its
+        own.
     """
 
     blocks: RowBlocks

@@ -2,8 +2,8 @@
 
     y = epilogue(norm(x) W^T + b)      norm(x) = (x - mean) / sqrt(var + eps), or x itself
 
-The weight and bias of the normalization are folded into W and b, so the product can be taken of
-rows that are not normalized:
+The weight and bias of the normalization are folded into W and b, so the product can use rows that
+are not normalized:
 
     norm(x) W^T = rstd (x W^T) - (rstd mean) (W 1)
 
@@ -107,7 +107,7 @@ def _load_residual(
 ):
     """Load a block [M, N] of the residual, and its moments, weight and bias if it has any.
 
-    Returns (), a tuple of the block, or one of all five.
+    Returns (), a tuple of the block, or a tuple of the block, two sums, weight and bias.
     """
     residual_ptr, moments_ptr, weight_ptr, bias_ptr = pointers
     loaded = ()
@@ -124,7 +124,7 @@ def _load_residual(
 
 @triton.jit
 def _add_residual(acc, loaded, channels, eps):
-    """Add what `_load_residual` has loaded, normalized by its moments if there are any."""
+    """Add the residual from `_load_residual`, normalized by its moments if there are any."""
     if len(loaded) > 0:
         residual = loaded[0].to(acc.dtype)
         if len(loaded) > 1:
@@ -251,7 +251,7 @@ class TokenLinear(NamedTuple):
     Attributes
     ----------
     weight, bias : [N, K], [N]
-        Weight and bias, times and plus those of the normalization if there is one.
+        Weight and bias of the layer, including those of the normalization if there is one.
     row_sum : [N] or None
         Sums of the rows of the weight, float32 or float64; None without a normalization.
     """

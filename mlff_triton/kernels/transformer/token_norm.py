@@ -147,9 +147,9 @@ def token_norm(
         Weight and bias of the normalization.
     eps : float
         Added to the variance.
-    live : int32 [1], optional
-        Number of leading rows to normalize, read on the device; all by default. The other rows of
-        the result are uninitialized.
+    live : int32 [1] or None
+        Number of leading rows to normalize, read on the device; all if None. The other rows of the
+        result are uninitialized.
     shift : [C], optional
         Vector added to each row before the normalization.
 

@@ -158,10 +158,10 @@ def top_logit(
     Returns
     -------
     TopLogit
-        ``index`` int64 [T] and ``logit`` [T], float64 for float64 and float32 otherwise: logits
-        are not rounded to the dtype of ``x``. Of several equal logits the smallest index counts.
-        If a row has a NaN, its index is that of the first one, and its logit is NaN. No gradients
-        flow.
+        ``index`` int64 [T] and ``logit`` [T], float64 for float64 and float32 otherwise: logits are
+        not rounded to the dtype of ``x``. Of several equal logits, the one with the smallest index
+        counts. If a row has a NaN, its index is that of the first NaN, and its logit is NaN. No
+        gradients flow.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Packed rows of tokens back to padded batches, with an optional shift and normalization."""
+"""Unpacking of packed rows to padded batches, with an optional shift and normalization."""
 
 from __future__ import annotations
 
@@ -97,6 +97,7 @@ def unpack_rows(
     Returns
     -------
     [B, L, C]
+        Batch, with zeros for padding.
 
     Raises
     ------

@@ -112,8 +112,8 @@ def _wide_linear_fwd_kernel(
     """Write rows y [n_rows, n_out].
 
     x [n_rows, n_in], weight [n_out, n_in] and y are tensor descriptors. The bias is [n_out]; for
-    the angles see `load_angles`. Tiles without a row before ``live`` [1] are not written. Grid:
-    (PROGRAMS,), each of which takes every PROGRAMS-th tile of M rows and N columns.
+    the angles, see `load_angles`. Tiles without a row before ``live`` [1] are not written. Grid:
+    (PROGRAMS,). A program takes every PROGRAMS-th tile of M rows and N columns.
     """
     allow_next(EARLY_LAUNCH)
     wait_for_previous(EARLY_LAUNCH)
@@ -166,10 +166,10 @@ _INNER = 64
 
 
 def _tile(n_rows: int, n_out: int, n_in: int, rotated: bool) -> Tile:
-    """Return the fastest tile on an NVIDIA H200: a large one if there are many, with long sums."""
+    """Return the fastest tile on an NVIDIA H200: a large one for many tiles and long sums."""
     tiles = triton.cdiv(n_rows, 128) * triton.cdiv(n_out, 256)
     if rotated and tiles >= 100:
-        return Tile(128, 256, 8, 3, 1)  # the rotation needs memory of its own
+        return Tile(128, 256, 8, 3, 1)  # the rotation needs shared memory, too
     if n_in >= 512 and tiles >= 264:
         return Tile(128, 256, 8, 4, 1)
     return Tile(64, 128, 4, 4, 2) if n_rows <= 1024 else Tile(128, 128, 8, 4, 1)
@@ -204,7 +204,7 @@ def wide_linear(
         Weight and bias, of the dtype of ``x``.
     live : int32 [1] or None
         Number of leading rows to compute, read on the device; all if None. Tiles are written as a
-        whole, so some rows after these are written too. All others are uninitialized.
+        whole, so some rows after them are written, too. All other rows are uninitialized.
     activation : str
         As for `mlff_triton.kernels.ops.linear.linear`.
     rotary : Rotary, optional

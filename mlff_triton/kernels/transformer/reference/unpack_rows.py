@@ -1,4 +1,4 @@
-"""Packed rows of tokens back to padded batches, in plain PyTorch."""
+"""Unpacking of packed rows of tokens to padded batches, in plain PyTorch."""
 
 from __future__ import annotations
 
