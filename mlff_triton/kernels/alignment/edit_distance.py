@@ -3,20 +3,21 @@
     D(i, j) = min(D(i - 1, j - 1) + [a_i != b_j], D(i - 1, j) + 1, D(i, j - 1) + 1)
 
 Rows i are symbols (residues or bases) of the shorter sequence. Neighboring cells differ by at most
-one, so a column is held in two bits per row: one where D rises from the row above, and one where it
-falls. Words of 32 rows go from column to column by logic and one addition. The word below needs
-only the change of D along a word's last row (G. Myers, https://doi.org/10.1145/316542.316550, in
-the form of H. Hyyrö, "A bit-vector algorithm for computing Levenshtein and Damerau edit distances",
-Nordic J. Comput. 10, 29, 2003).
+one, so a column is held in two bits per row: one is set where D rises from the row above, the other
+where it falls. Words of 32 rows go from column to column by logic and one addition. The word below
+needs only the change of D along a word's last row (G. Myers, https://doi.org/10.1145/316542.316550,
+in the form of H. Hyyrö, "A bit-vector algorithm for computing Levenshtein and Damerau edit
+distances", Nordic J. Comput. 10, 29, 2003).
 
-The words of a sequence are in the registers of the lanes of one warp, several words per lane. A
-lane is one column behind the lane above, and receives that lane's changes by a shuffle. Codes of
-symbols are stored as bit planes, so that logic finds the rows of a symbol. Sequences with more
-words than a warp holds are processed in strips, one after the other, and the changes of D along a
-strip's last row go through memory.
+The lanes of one warp hold the words of a sequence in registers, several words per lane. A lane is
+one column behind the lane above, and receives that lane's changes by a shuffle. Codes of symbols
+are stored as bit planes, so that logic finds the rows of a symbol. Sequences with more words than a
+warp holds are processed in strips, one after the other, and the changes of D along a strip's last
+row go through memory.
 
-Logic is the bottleneck on a GPU. Shifts and additions are therefore written as products with a
-factor of two that compilers do not see, because another unit computes those at the same time.
+Logic instructions are the bottleneck on a GPU. Shifts and additions are therefore written as
+products with a factor of two that compilers do not see, because another unit computes those at the
+same time.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ class Limits(NamedTuple):
     sizes : tuple of int
         Words per pair, ascending. Each size is one launch.
     words, lanes : int
-        Most words per lane, and most lanes per pair, a power of two up to 32.
+        Largest numbers of words per lane, and of lanes per pair, a power of two up to 32.
     programs : int
         Programs that fill a GPU. Fewer pairs are spread over more lanes.
     edge_bytes : int
-        Most bytes of memory for the edges of strips.
+        Largest number of bytes for the edges of strips.
     """
 
     sizes: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)

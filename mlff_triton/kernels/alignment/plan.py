@@ -23,7 +23,7 @@ LANES = 32  # per program
 
 _WIDEST_PROFILE = 16  # columns per lane that can be read at once
 _STEP_COST = 5  # passing a row to the next lane takes as long as this many columns
-_BASES = 16  # largest alphabet of nucleotides, in which the first four symbols are common
+_BASES = 16  # largest alphabet of nucleotides; its first four symbols are the common ones
 _MANY = 2048  # pairs that fill a GPU without strips
 
 
@@ -283,7 +283,7 @@ def _highest(scores: Scheme, rows: Any, columns: Any) -> Any:
 
 
 def _widest(n: int, source: int, tiling: Tiling) -> int:
-    """Return the most columns per lane. Few pairs are spread over more lanes and strips."""
+    """Return the largest number of columns per lane. Few pairs take more lanes and strips."""
     if n < _MANY:
         return tiling.widths[0]
     return min(_WIDEST_PROFILE, tiling.widths[-1]) if source == PROFILE else tiling.widths[-1]
@@ -291,7 +291,7 @@ def _widest(n: int, source: int, tiling: Tiling) -> int:
 
 @lru_cache(maxsize=64)
 def _shapes(columns: int, widest: int, tiling: Tiling) -> tuple[list[tuple[int, int, int]], Tensor]:
-    """Return the shapes in use below a number of columns, and for each number its shape's index."""
+    """Return the shapes used below a number of columns, and for each number the shape's index."""
     quickest = [_shape(c, widest, tiling) for c in range(columns)]
     shapes = sorted(set(quickest))
     index = {shape: k for k, shape in enumerate(shapes)}
@@ -300,7 +300,7 @@ def _shapes(columns: int, widest: int, tiling: Tiling) -> tuple[list[tuple[int, 
 
 @cache
 def _shape(columns: int, widest: int, tiling: Tiling) -> tuple[int, int, int]:
-    """Return the quickest width, lanes and strips for a number of columns."""
+    """Return the fastest width, lanes and strips for a number of columns."""
     lanes = tiling.lanes[-1]
     if columns > lanes * widest:
         strips = -(-columns // (lanes * widest))

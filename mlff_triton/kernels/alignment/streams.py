@@ -1,4 +1,4 @@
-"""Concurrent launches, for launches too small to fill a GPU."""
+"""Concurrent execution of launches that are too small to fill a GPU."""
 
 from __future__ import annotations
 

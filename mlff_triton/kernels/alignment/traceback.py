@@ -1,4 +1,4 @@
-"""The traceback: a kernel that follows alignments through tables of which only tile edges exist.
+"""Traceback: a kernel that follows alignments through tables of which only edges are stored.
 
 A lane follows one alignment from its end. It recomputes the rows of the tile that it has reached,
 goes back through the tile, and continues with the next one.
@@ -118,7 +118,7 @@ def _back_through(tile, pair, walk, active, runs, moves, MODE: tl.constexpr):
 
 @triton.jit
 def _along_borders(walk, runs, chosen, MODE: tl.constexpr):
-    """Add the rest of an alignment, which has residues or bases of one sequence only."""
+    """Add the rest of an alignment, where only one sequence has residues or bases left."""
     i = walk.i
     j = walk.j
     if not (MODE.local or MODE.query_begin):
@@ -259,7 +259,8 @@ class Paths(NamedTuple):
     first, n_runs : int64 [n]
         Index of the first run of each alignment, and number of its runs.
     runs : int32 [R]
-        Length of each run, times four, plus its operation. Runs of no alignment are arbitrary.
+        Length of each run, times four, plus its operation. Entries that belong to no alignment are
+        arbitrary.
     """
 
     begin: Tensor
@@ -280,7 +281,7 @@ class Paths(NamedTuple):
         return cls(begin, end, torch.cat(first), n_runs, runs)
 
     def in_order(self, order: Tensor) -> Paths:
-        """Return the same alignments such that the k-th becomes the one of pair ``order[k]``."""
+        """Return the alignments in the order of pairs: the k-th is moved to pair ``order[k]``."""
         begin, end, first, n_runs = (
             torch.empty_like(x).index_copy_(0, order, x) for x in self[:-1]
         )
