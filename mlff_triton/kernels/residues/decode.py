@@ -324,6 +324,7 @@ def decode(
             V=triton.next_power_of_2(n_letters),
             num_warps=8,
             num_stages=1,
-            launch_cooperative_grid=not is_interpreting(),  # all programs run at once, or none
+            # Programs of one protein wait for each other, so that all have to run at once.
+            launch_cooperative_grid=programs > 1 and not is_interpreting(),
         )
     return sequence, probabilities

@@ -17,21 +17,21 @@ N_PROTEINS, LENGTH, NEIGHBORS, LETTERS, LAYERS = 2, 7, 5, 21, 3
 
 
 def make_case(
-    channels: int, *, tied: bool, full: bool
+    channels: int, *, tied: bool, full: bool, n_proteins: int = N_PROTEINS
 ) -> tuple[Graph, DecoderWeights, Schedule, Choices]:
-    """Make random weights, two proteins, an order, and perhaps groups and all options."""
+    """Make random weights, proteins, an order, and perhaps groups and all options."""
     torch.manual_seed(channels)
-    n = N_PROTEINS * LENGTH
+    n = n_proteins * LENGTH
 
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape).float().double() / max(shape[-2:][0], 1) ** 0.5
 
-    orders = torch.stack([torch.randperm(LENGTH) for _ in range(N_PROTEINS)])
+    orders = torch.stack([torch.randperm(LENGTH) for _ in range(n_proteins)])
     if tied:
         orders[1] = orders[0]
     rank = torch.argsort(orders, 1)
     sources = torch.stack([torch.randperm(LENGTH)[:NEIGHBORS] for _ in range(n)])
-    first = LENGTH * torch.arange(N_PROTEINS).repeat_interleave(LENGTH)
+    first = LENGTH * torch.arange(n_proteins).repeat_interleave(LENGTH)
     sources += first[:, None]
     ranks = rank.flatten()
     graph = Graph(
@@ -54,7 +54,7 @@ def make_case(
         1e-5,
     )  # fmt: skip
     groups = torch.tensor([0, 1, 4, 5, LENGTH]) if tied else torch.arange(LENGTH + 1)
-    schedule = Schedule((orders + first.view(N_PROTEINS, LENGTH)).int(), groups.int())
+    schedule = Schedule((orders + first.view(n_proteins, LENGTH)).int(), groups.int())
     n_groups = len(groups) - 1
     positive = torch.rand(n, LETTERS).float().double() + 0.1
     choices = Choices(
@@ -63,7 +63,7 @@ def make_case(
         positive / 8 if full else None,
         positive if full else None,
         torch.ones(n).double() if not tied else torch.rand(n).float().double(),
-        torch.empty(N_PROTEINS, n_groups, LETTERS).exponential_().float().double(),
+        torch.empty(n_proteins, n_groups, LETTERS).exponential_().float().double(),
         (torch.arange(n) % 3 != 1).double(),
         torch.randint(LETTERS, (n,)),
         0.5,
@@ -84,3 +84,12 @@ def test_matches_the_reference(channels, full, tied, dtype, device):
     found, found_probabilities = decode(*parts, choices)
     assert torch.equal(found.cpu(), sequence)
     assert_close(found_probabilities.cpu(), probabilities, 0, dtype)
+
+
+@pytest.mark.gpu
+def test_more_proteins_than_a_gpu_runs_at_once():
+    """Each has one program, and no program waits for one of another protein."""
+    case = make_case(16, tied=False, full=False, n_proteins=5000)
+    sequence, _ = reference.decode(*case)
+    found, _ = decode(*moved(case, "cuda", torch.float64))
+    assert torch.equal(found.cpu(), sequence)
