@@ -1,8 +1,6 @@
 """Partial charges and dipoles of acetic acid and of its anion, by a TensorNet2.
 
-Usage: ``python 13_charges.py [--model aceff-2.0] [--steps 100]``
-
-By default, AceFF-2.0 of Acellera is fetched from the Hugging Face Hub.
+Usage: ``python 13_charges.py [--model default-charged] [--steps 100]``
 """
 
 import argparse
@@ -14,7 +12,7 @@ from ase.optimize import BFGS
 from mlff_triton import TensorNetCalculator
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--model", default="aceff-2.0", help="name or checkpoint of a TensorNet2")
+parser.add_argument("--model", default="default-charged", help="name or checkpoint of a TensorNet2")
 parser.add_argument("--steps", type=int, default=100, help="most steps of each relaxation")
 options = parser.parse_args()
 

@@ -1,13 +1,12 @@
 """Interactions of a water dimer, an ion pair and a slab, by each way to couple or sum charges.
 
-Usage: ``python 21_couplings.py --model NAME_OR_FILE [--out FOLDER]`` with a TensorNet2; then
+Usage: ``python 21_couplings.py [--model default-charged] [--out FOLDER]``; then
 ``python 21_couplings.py --redraw [--out FOLDER]`` draws the same table again
 
 Two rigid molecules move apart. The model computes both, with each sum of its Coulomb energy, or one
 of them, coupled to a force field: TIP3P for water, CHARMM36 for ions. The slab is a layer of water
-molecules with parallel dipoles, in cells of growing height. By default, AceFF-2.0 of Acellera is
-fetched from the Hugging Face Hub. The script writes
-``couplings.csv``, and draws it as ``couplings.svg`` and ``coulomb.svg``. It needs
+molecules with parallel dipoles, in cells of growing height. The script writes ``couplings.csv``,
+and draws it as ``couplings.svg`` and ``coulomb.svg``. It needs
 ``pip install 'mlff-triton[openmm]'``.
 """
 
@@ -280,7 +279,9 @@ def draw(out: Path) -> list[Path]:
 def main() -> None:
     """Compute the table, unless it is to be drawn again, and draw it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="aceff-2.0", help="name or checkpoint of a TensorNet2")
+    parser.add_argument(
+        "--model", default="default-charged", help="name or checkpoint of a TensorNet2"
+    )
     parser.add_argument("--points", type=int, default=49, help="distances of each scan")
     parser.add_argument("--redraw", action="store_true", help="draw an earlier table")
     parser.add_argument("--out", type=Path, default=Path(), help="folder to write into")

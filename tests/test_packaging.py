@@ -23,6 +23,7 @@ files = resources.files("mlff_triton")
 for name in ("py.typed", "__init__.pyi", "bio/__init__.pyi", "engine/costs.csv",
              "weights/tensornet-gfn2.safetensors", "weights/tensornet-gfn2.md",
              "weights/tensornet-wb97m.safetensors", "weights/tensornet-wb97m.md",
+             "weights/tensornet2-wb97m.safetensors", "weights/tensornet2-wb97m.md",
              "structures/alanine_dipeptide_water.xyz"):
     assert files.joinpath(name).is_file(), name
 assert mlff_triton.__file__.startswith(sys.prefix), mlff_triton.__file__

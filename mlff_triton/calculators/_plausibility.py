@@ -258,8 +258,8 @@ def wrong_molecules(numbers: IntArray, domain: KnownDomain) -> Iterator[str]:
     if tuple(sorted(numbers.tolist())) in domain.wrong:
         formula = "-".join(chemical_symbols[z] for z in numbers)
         yield (
-            f"the model is known to be wrong for {formula} by itself, whose bond it makes too "
-            "short: take another model"
+            f"the model is known to be wrong for {formula} by itself, in the length of its bond "
+            "or more: take another model"
         )
 
 

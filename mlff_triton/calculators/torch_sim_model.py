@@ -67,7 +67,7 @@ class TorchSimModel(ModelInterface):
     Parameters
     ----------
     model : str, path, TensorNet or Ensemble
-        ``"default"`` (the shipped model), another name or an address as in
+        ``"default"``, ``"default-charged"``, another name or an address as in
         `mlff_triton.load_model`, a checkpoint of mlff_triton, TorchMD-NET or MatGL, or a loaded
         model, which is copied.
     device : str or torch.device

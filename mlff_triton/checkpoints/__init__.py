@@ -41,7 +41,9 @@ __all__ = [
     "shipped_models",
 ]
 
-DEFAULT_MODEL = "tensornet-wb97m"
+DEFAULT_MODEL, CHARGED_MODEL = "tensornet-wb97m", "tensornet2-wb97m"
+ALIASES = {"default": DEFAULT_MODEL, "default-charged": CHARGED_MODEL}
+"""Names whose models may be others in another version of the package."""
 MAX_MEMBERS = 64  # of an ensemble
 
 
@@ -64,11 +66,12 @@ def load_model(
     Parameters
     ----------
     model : str or path
-        ``"default"``, another name in `shipped_models`, or the path of a checkpoint: an mlff_triton
-        ``.safetensors`` file; a TorchMD-NET ``.ckpt`` file, or a ``.zip`` of several, which becomes
-        an `Ensemble`; a MatGL folder or its ``model.json``. ``"aceff-2.0"``, another name that
-        ``mlff-triton models`` lists, or ``"hf:owner/repository/file"`` is fetched once from the
-        Hugging Face Hub, with huggingface_hub.
+        ``"default"``, ``"default-charged"``, another name in `shipped_models`, or the path of a
+        checkpoint: an mlff_triton ``.safetensors`` file; a TorchMD-NET ``.ckpt`` file, or a
+        ``.zip`` of several, which becomes an `Ensemble`; a MatGL folder or its ``model.json``.
+        ``"aceff-2.0"``, another name that ``mlff-triton models`` lists, or
+        ``"hf:owner/repository/file"`` is fetched once from the Hugging Face Hub, with
+        huggingface_hub.
     energy_unit : {"eV", "Hartree", "kcal/mol", "kJ/mol"}, optional
         Energy unit in which a TorchMD-NET model was trained. Only files with a ZBL prior record it;
         by default, it is the recorded unit, or eV. The loaded model always returns eV.
@@ -135,10 +138,10 @@ def loaded(model: str | Path | TensorNet | Ensemble) -> TensorNet | Ensemble:
 
 
 def shipped_models() -> dict[str, Path]:
-    """Return the names and files of the models included in the package, the default first."""
+    """Return the names and files of the models included in the package, `ALIASES` first."""
     folder = Path(str(resources.files("mlff_triton"))) / "weights"
     found = {path.stem: path for path in sorted(folder.glob("*.safetensors"))}
-    return {DEFAULT_MODEL: found[DEFAULT_MODEL]} | found
+    return {name: found[name] for name in ALIASES.values()} | found
 
 
 def resolve_path(model: str | Path) -> Path:
@@ -154,7 +157,7 @@ def resolve_path(model: str | Path) -> Path:
     if not isinstance(model, (str, os.PathLike)):
         raise InputError(f"a model is given by its name or path, not by a {type(model).__name__}")
     shipped = shipped_models()
-    name = DEFAULT_MODEL if model == "default" else str(model)
+    name = ALIASES.get(str(model), str(model))
     if name in shipped:
         return shipped[name]
     on_hub = hub.find(name)
@@ -167,7 +170,7 @@ def resolve_path(model: str | Path) -> Path:
         reason = ""
     except (OSError, RuntimeError) as error:  # name too long, or unknown home
         reason = f" ({getattr(error, 'strerror', None) or error})"
-    known = ["default", *shipped, *hub.NAMED]
+    known = [*ALIASES, *shipped, *hub.NAMED]
     near = " or ".join(get_close_matches(shortened(name).lower(), known))
     raise CheckpointError(
         f"there is no model {shortened(name)!r}{reason}: "
@@ -180,8 +183,8 @@ def lasting_name(model: str | Path) -> str:
     """Return a name that means the same anywhere.
 
     It is the name of a shipped model, the address of a model on the Hub with its commit, or an
-    absolute path. A relative path, or "default", may be another model in another directory or
-    version. Errors are those of `resolve_path`.
+    absolute path. A relative path, or one of `ALIASES`, may be another model in another directory
+    or version. Errors are those of `resolve_path`.
     """
     path = resolve_path(model)
     on_hub = hub.find(str(model))

@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 
 from mlff_triton._common.text import printable
-from mlff_triton.checkpoints import DEFAULT_MODEL, hub, model_card, resolve_path, shipped_models
+from mlff_triton.checkpoints import ALIASES, hub, model_card, resolve_path, shipped_models
 from mlff_triton.checkpoints.facts import FACTS
 from mlff_triton.errors import DispersionWarning
 
@@ -63,8 +63,8 @@ def _doubt(model: str | Path, method: str) -> str:
 
 def _name_of(model: str | Path) -> str:
     """Return the name of a model that may be given by its address or its file."""
-    if model == "default":
-        return DEFAULT_MODEL
+    if str(model) in ALIASES:
+        return ALIASES[str(model)]
     on_hub = hub.find(str(model))
     for name, known in hub.NAMED.items():
         if known == on_hub:

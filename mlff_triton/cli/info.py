@@ -85,11 +85,11 @@ def _description(path: Path, model: TensorNet | Ensemble) -> list[tuple[str, str
 
 def _facts(model: str, path: Path) -> list[tuple[str, str]]:
     """Return what is known of the training of a model; the elements are described already."""
-    from mlff_triton.checkpoints import DEFAULT_MODEL
+    from mlff_triton.checkpoints import ALIASES
     from mlff_triton.checkpoints.dispersion import dispersion_in_card
     from mlff_triton.checkpoints.facts import FACTS
 
-    facts = FACTS.get(DEFAULT_MODEL if model == "default" else model)
+    facts = FACTS.get(ALIASES.get(model, model))
     if facts is not None:
         return [row for row in facts.rows() if row[0] != "elements"]
     word = dispersion_in_card(path)

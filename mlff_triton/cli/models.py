@@ -7,12 +7,11 @@ from mlff_triton.cli._shared import plain_console
 
 def models() -> None:
     """List the models that have names, where they are, and what is known about them."""
-    from mlff_triton.checkpoints import DEFAULT_MODEL, hub, shipped_models
+    from mlff_triton.checkpoints import ALIASES, hub, shipped_models
     from mlff_triton.checkpoints.facts import FACTS
 
-    rows = [
-        (name, "shipped", "default" if name == DEFAULT_MODEL else "") for name in shipped_models()
-    ]
+    aliases = {name: alias for alias, name in ALIASES.items()}
+    rows = [(name, "shipped", aliases.get(name, "")) for name in shipped_models()]
     for name, model in hub.NAMED.items():
         if not hub.is_installed():
             place = "needs the extra hub"

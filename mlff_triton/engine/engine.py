@@ -21,7 +21,7 @@ from mlff_triton._common.torch_settings import (
     with_own_settings,
 )
 from mlff_triton._common.triton_start import start_triton
-from mlff_triton.checkpoints import load_model, shipped_models
+from mlff_triton.checkpoints import ALIASES, load_model, shipped_models
 from mlff_triton.engine import dispatch, host_operators
 from mlff_triton.engine.batch import Batch, as_array, check_charge
 from mlff_triton.engine.fork_lock import ForkLock
@@ -601,4 +601,4 @@ class Engine:
 
 def is_shipped(model: str) -> bool:
     """Return True for the name of a model that is included in the package."""
-    return model == "default" or model in shipped_models()
+    return model in ALIASES or model in shipped_models()

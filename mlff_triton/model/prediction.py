@@ -459,6 +459,6 @@ def check_neutral(uses_charge: bool, charge: Tensor | NDArray[np.generic]) -> No
     """Raise `InputError` if a system is charged but the model supports only neutral systems."""
     if not uses_charge and charge.any():
         raise InputError(
-            "the model was made for neutral systems: take one that knows charges, or the neutral "
-            "form of the molecule"
+            "the model was made for neutral systems: take one that knows charges, such as "
+            "default-charged, or the neutral form of the molecule"
         )

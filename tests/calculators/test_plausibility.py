@@ -74,7 +74,7 @@ def test_unknown_chemistry_is_warned_of_once(name):
         atoms.calc.get_potential_energy(atoms[::-1])
 
 
-@pytest.mark.parametrize("model", SHIPPED)
+@pytest.mark.parametrize("model", [*SHIPPED, "default-charged"])
 @pytest.mark.parametrize("name", ["CH3CH2OH", "C6H6", "H2O", "CH3CONH2", "C3H4_D2d", "CO2", "CO"])
 def test_known_molecules_pass(model, name):
     TensorNetCalculator(model, device="cpu").get_potential_energy(molecule(name))
@@ -85,7 +85,7 @@ def test_known_liquids_pass(model):
     TensorNetCalculator(model, device="cpu").get_potential_energy(water_box(8))
 
 
-@pytest.mark.parametrize("name", ["protein without hydrogen", "radical"])
+@pytest.mark.parametrize("name", ["protein without hydrogen", "radical", "diamond"])
 def test_the_default_doubts_what_it_is_uncertain_about(name):
     atoms = UNKNOWN[name][0].copy()
     atoms.calc = TensorNetCalculator(device="cpu")
@@ -95,9 +95,8 @@ def test_the_default_doubts_what_it_is_uncertain_about(name):
     assert any("the model expects an error of" in str(one.message) for one in caught)
 
 
-@pytest.mark.parametrize("name", ["N2", "O2", "SiO"])
-def test_molecules_that_the_default_gets_wrong_are_named(name):
-    atoms = molecule(name)
+def test_a_molecule_that_the_default_gets_wrong_is_named():
+    atoms = molecule("O2")
     atoms.calc = TensorNetCalculator(device="cpu")
     with pytest.warns(UnknownChemistryWarning, match="known to be wrong for .* by itself") as found:
         energy = atoms.get_potential_energy()
@@ -110,9 +109,12 @@ def test_molecules_that_the_default_gets_wrong_are_named(name):
     assert shorter.get_potential_energy() < energy  # as the remark says
 
 
-def test_diamond_looks_familiar_to_the_default():
-    """As docs/uncertainty.md says; a warning is an error here."""
-    TensorNetCalculator(device="cpu").get_potential_energy(UNKNOWN["diamond"][0])
+@pytest.mark.parametrize(("name", "length"), [("O2", 1.21), ("S2", 1.89), ("Br2", 2.28)])
+def test_molecules_that_the_charged_model_gets_wrong_are_named(name, length):
+    atoms = Atoms(name, [[0, 0, 0], [0, 0, length]])
+    atoms.calc = TensorNetCalculator("default-charged", device="cpu")
+    with pytest.warns(UnknownChemistryWarning, match="known to be wrong for .* by itself"):
+        atoms.get_potential_energy()
 
 
 def test_models_without_a_record_do_not_warn():
@@ -124,6 +126,11 @@ def test_models_without_a_record_do_not_warn():
 def test_the_default_is_for_closed_shells_without_charge():
     domain = load_model("default").known_domain
     assert (domain.charges, domain.closed_shells, domain.bonds) == ((0,), True, None)
+
+
+def test_the_charged_model_is_for_closed_shells_with_charges():
+    domain = load_model("default-charged").known_domain
+    assert (domain.charges, domain.closed_shells, domain.bonds) == ((-2, -1, 0, 1, 2), True, None)
 
 
 def test_the_record_belongs_to_the_shipped_model():

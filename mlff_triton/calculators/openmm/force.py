@@ -55,7 +55,7 @@ def create_openmm_force(
     topology_or_numbers : openmm.app.Topology or int [N]
         All atoms of the System, or their atomic numbers.
     model : str, path, TensorNet or Ensemble
-        ``"default"`` (the shipped model), another name, address or checkpoint as in
+        ``"default"``, ``"default-charged"``, another name, address or checkpoint as in
         `mlff_triton.load_model`, or a loaded model, which is copied.
     particles : int [M], optional
         Indices of the atoms that the model computes; all by default. Other forces between these
