@@ -233,29 +233,42 @@ def unknown_chemistry(
 ) -> str:
     """Return what distinguishes one system from a training set, and what to do; empty if nothing.
 
-    Charged systems and systems with unknown elements are skipped: the model refuses them, or has no
-    record of them. If pairs are given, they must include all bonds.
+    Systems with unknown elements are skipped, as the model refuses them. If pairs are given, they
+    must include all bonds.
     """
-    if domain is None or batch.charge.any() or not elements.issuperset(batch.numbers.tolist()):
+    if domain is None or not elements.issuperset(batch.numbers.tolist()):
         return ""
-    shells = unknown_shells(int(batch.numbers.sum()), domain)
-    others = wrong_molecules(batch.numbers, domain), unknown_bonds(batch, domain, pairs=pairs)
-    return next(chain(shells, *others), "")
+    (charge,) = map(int, batch.charge)
+    bonds = () if charge else unknown_bonds(batch, domain, pairs=pairs)
+    return next(chain(unknown_composition(batch.numbers, charge, domain), bonds), "")
 
 
-def unknown_shells(electrons: int, domain: KnownDomain) -> Iterator[str]:
-    """Yield a remark about an odd number of electrons, if the training set has only even ones."""
+def unknown_composition(numbers: IntArray, charge: int, domain: KnownDomain) -> Iterator[str]:
+    """Yield remarks about all atoms of a system and its total charge.
+
+    There are none about charges if the training set has none, as the model refuses them.
+    """
+    knows_charges = domain.charges != (0,)
+    if charge and not knows_charges:
+        return
+    if charge not in domain.charges:
+        yield (
+            f"the structure has a total charge of {charge:+d}, and the model learned from those of "
+            f"{', '.join(map(str, domain.charges))}: check it"
+        )
+    electrons = int(numbers.sum()) - charge
     if domain.closed_shells and electrons % 2:
+        remedy = (
+            "check the total charge, and for missing or additional hydrogen atoms"
+            if knows_charges
+            else "check for missing or additional hydrogen atoms and charged residues, or take a "
+            "model that knows radicals or charges"
+        )
         yield (
             f"the structure has {electrons} electrons, an odd number, and the model knows only "
-            "closed shells: check for missing or additional hydrogen atoms and charged residues, "
-            "or take a model that knows radicals or charges"
+            f"closed shells: {remedy}"
         )
-
-
-def wrong_molecules(numbers: IntArray, domain: KnownDomain) -> Iterator[str]:
-    """Yield a remark about all atoms of a system, if the model is known to get them wrong."""
-    if tuple(sorted(numbers.tolist())) in domain.wrong:
+    if not charge and tuple(sorted(numbers.tolist())) in domain.wrong:
         formula = "-".join(chemical_symbols[z] for z in numbers)
         yield (
             f"the model is known to be wrong for {formula} by itself, in the length of its bond "

@@ -15,6 +15,7 @@ from ase.data import covalent_radii
 from numpy.typing import NDArray
 
 from mlff_triton.calculators._plausibility import SMALL, bond_codes, keys_of, known_keys
+from mlff_triton.calculators._total_charge import CHARGE, noted_charge
 from mlff_triton.engine.batch import IntArray
 from mlff_triton.model.known_domain import KnownDomain
 from mlff_triton.neighbors.box import FloatArray
@@ -31,8 +32,8 @@ def plain_molecules(
 ) -> list[bool]:
     """Return True for each structure on which `Screening.look` has nothing to remark.
 
-    Such a structure is a molecule of at most 64 known atoms in vacuum, all bonded and none too
-    close, with bonds that were seen before. False decides nothing.
+    Such a structure is a neutral molecule of at most 64 known atoms in vacuum, all bonded and none
+    too close, with bonds that were seen before. False decides nothing.
     """
     is_plain = [False] * len(structures)
     for some in _alike(structures, elements):
@@ -47,7 +48,9 @@ def _alike(structures: Sequence[Atoms], elements: frozenset[int]) -> Iterator[li
     """Yield the indices of structures with equally many atoms, not too many at a time."""
     groups: dict[int, list[int]] = defaultdict(list)
     for k, atoms in enumerate(structures):
-        is_open = 0 < len(atoms) <= SMALL and not atoms.pbc.any()
+        charge = noted_charge(atoms).get(CHARGE, 0)
+        is_neutral = isinstance(charge, int) and charge == 0
+        is_open = is_neutral and 0 < len(atoms) <= SMALL and not atoms.pbc.any()
         if is_open and elements.issuperset(atoms.numbers.tolist()):
             groups[len(atoms)].append(k)
     for n_atoms, group in groups.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -126,6 +127,30 @@ def test_models_without_a_record_do_not_warn():
 def test_the_default_is_for_closed_shells_without_charge():
     domain = load_model("default").known_domain
     assert (domain.charges, domain.closed_shells, domain.bonds) == ((0,), True, None)
+
+
+@pytest.mark.parametrize(
+    ("charge", "message"),
+    [
+        (0, "17 electrons, an odd number, .*: check the total charge"),
+        (-1, None),
+        (1, None),  # a closed shell, too, and no reason to doubt it
+        (-2, "19 electrons, an odd number"),
+        (-3, r"a total charge of -3, and the model learned from those of -2, -1, 0, 1, 2"),
+    ],
+)
+def test_total_charges_are_judged(charge, message):
+    methoxide = molecule("CH3O")
+    methoxide.info["charge"] = charge
+    methoxide.calc = TensorNetCalculator("default-charged", device="cpu")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        methoxide.get_potential_energy()
+    remarks = [str(one.message) for one in caught if "expects an error" not in str(one.message)]
+    assert len(remarks) == (message is not None)
+    assert message is None or re.search(message, remarks[0])
+    (remark,) = Screening(Session("default-charged", "cpu")).look_at_many([methoxide])
+    assert bool(remark.chemistry) == (message is not None)
 
 
 def test_the_charged_model_is_for_closed_shells_with_charges():

@@ -17,8 +17,7 @@ from mlff_triton.calculators._plausibility import (
     contact_limits,
     unknown_atoms,
     unknown_bonds,
-    unknown_shells,
-    wrong_molecules,
+    unknown_composition,
 )
 from mlff_triton.calculators.lammps.atoms import KnownAtoms, is_rebuilt, positions_of, view
 from mlff_triton.calculators.lammps.contacts import ROUNDING, ContactChecks
@@ -318,14 +317,14 @@ class Coupling:
     def _unknown_chemistry(self, n_own: int) -> list[str]:
         """Return what is unknown to the model: about all atoms, and about bonds of own atoms."""
         domain, lmp = self.engine.known_domain, self._lmp
-        if domain is None or self._charge:
+        if domain is None:
             return []
         n_atoms = n_own + lmp.extract_setting("nghost")
         types = view(lmp, "type", n_atoms)
         counts = self._sum(*np.bincount(types[:n_own], minlength=len(self._numbers)))
         numbers = np.repeat(self._numbers, np.array(counts, dtype=np.int64))
-        reasons = [*unknown_shells(int(numbers.sum()), domain), *wrong_molecules(numbers, domain)]
-        if n_own:
+        reasons = list(unknown_composition(numbers, self._charge, domain))
+        if n_own and not self._charge:
             batch = Batch.of(self._numbers[types], positions_of(lmp, n_atoms))
             reasons += islice(unknown_bonds(batch, domain, view(lmp, "id", n_atoms), n_own), 1)
         return reasons

@@ -17,7 +17,7 @@ import torch
 from ase import Atoms
 from ase.build import molecule
 
-from mlff_triton import Engine, Ensemble, TensorNet, TensorNetCalculator
+from mlff_triton import Engine, Ensemble, TensorNet, TensorNetCalculator, load_model
 from mlff_triton.errors import (
     BackendError,
     CheckpointError,
@@ -357,6 +357,14 @@ def test_molecules_that_the_model_gets_wrong_are_warned_of() -> None:
     lmp = start(molecule_in_a_box("O2"))
     coupled(lmp, model="default")
     with pytest.warns(UnknownChemistryWarning, match="wrong for O-O by itself") as caught:
+        lmp.command("run 0")
+    assert len(caught) == 1
+
+
+def test_total_charges_that_the_model_does_not_know_are_warned_of() -> None:
+    lmp = start(molecule_in_a_box("H2O"))
+    coupled(lmp, model=load_model("default-charged", coulomb_cutoff=9.0), charge=-4)
+    with pytest.warns(UnknownChemistryWarning, match="a total charge of -4") as caught:
         lmp.command("run 0")
     assert len(caught) == 1
 
