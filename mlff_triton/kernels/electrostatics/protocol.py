@@ -1,4 +1,4 @@
-"""Type of the operators of the field of charges, for kernels, loops and references."""
+"""Protocol of operators of the field of charges, which kernels, loops and references satisfy."""
 
 from __future__ import annotations
 

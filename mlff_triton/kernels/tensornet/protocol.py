@@ -1,4 +1,4 @@
-"""The operators of a step as a type, satisfied by the fused module and by its reference."""
+"""Protocol of the operators of a step, which kernels, loops and references satisfy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operators of TensorNet2 as a type, satisfied by the fused module and by its reference."""
+"""Protocol of the operators of TensorNet2, which kernels, loops and references satisfy."""
 
 from __future__ import annotations
 
