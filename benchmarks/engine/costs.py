@@ -24,7 +24,8 @@ def fitted(folder: Path = RESULTS) -> list[Costs]:
     found = []
     for bench, model in MODELS.items():
         rows = [r for r in read_rows(folder / f"{bench}.csv") if r.gate != FAIL]
-        rows = [r for r in rows if r.impl in BACKENDS]
+        # Cases that are named by more than their size, as those with PME, are of other models.
+        rows = [r for r in rows if r.impl in BACKENDS and r.case.isdigit()]
         for _, group in groupby(sorted(rows, key=attrgetter("gpu")), attrgetter("gpu")):
             costs = _costs(model, list(group))
             if costs.backends:

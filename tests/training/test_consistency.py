@@ -97,6 +97,7 @@ def test_wrong_labels_are_refused_with_what_mends_them(kind, wrong):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.filterwarnings("ignore::mlff_triton.UnknownChemistryWarning")  # of rattled atoms
 @pytest.mark.parametrize("size", [0.05, 0.06])
 def test_gradients_of_anharmonic_structures_are_recognized(size):
     images = rattled(molecule("CH3OH"), TensorNetCalculator(device="cpu"), size)
