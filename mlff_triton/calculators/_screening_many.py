@@ -49,7 +49,7 @@ def _alike(structures: Sequence[Atoms], elements: frozenset[int]) -> Iterator[li
     groups: dict[int, list[int]] = defaultdict(list)
     for k, atoms in enumerate(structures):
         charge = noted_charge(atoms).get(CHARGE, 0)
-        is_neutral = isinstance(charge, int) and charge == 0
+        is_neutral = isinstance(charge, int | np.integer) and charge == 0
         is_open = is_neutral and 0 < len(atoms) <= SMALL and not atoms.pbc.any()
         if is_open and elements.issuperset(atoms.numbers.tolist()):
             groups[len(atoms)].append(k)

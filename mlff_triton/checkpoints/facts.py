@@ -104,6 +104,7 @@ _MATPES_CARD = (
     "TensorNet-MatPES-{}-v2025.1-PES/README.md"
 )
 _WB97M = "wB97M-V/def2-TZVPPD, molecules from PubChem"
+_ALL_PAIRS_CELL = "vacuum; a box needs --coulomb pme, or a Coulomb cutoff, which changes energies"
 
 FACTS = {
     "tensornet-wb97m": ModelFacts(
@@ -124,7 +125,7 @@ FACTS = {
         suits="organic and drug-like molecules and their ions, and clusters of a few, in vacuum",
         elements=_ORGANIC,
         charge="-2 to 2",
-        periodic="vacuum; a box needs --coulomb pme, or a Coulomb cutoff, which changes energies",
+        periodic=_ALL_PAIRS_CELL,
         reference="AIMNet2 for wB97M-D3, 16,465 molecules and ions and clusters of them",
         license="MIT",
         accuracy="mean absolute errors from AIMNet2 for molecules with held-out scaffolds: 3.0 meV "
@@ -165,7 +166,7 @@ FACTS = {
         suits="drug-like molecules and their ions",
         elements=_ORGANIC,
         charge="charged molecules too; the range is in its card",
-        periodic="vacuum; a box needs --coulomb pme, or a Coulomb cutoff, which changes energies",
+        periodic=_ALL_PAIRS_CELL,
         reference=f"{_WB97M} with at most 30 atoms",
         license="Apache 2.0",
         accuracy="errors on the strained conformers of Wiggle150 are in its card, and were not "

@@ -136,6 +136,8 @@ def test_many_structures_are_looked_at_as_each_alone(seed):
 def test_usual_molecules_need_no_closer_look():
     session = Session("tensornet-gfn2", "cpu")
     structures = [molecule(name) for name in ("H2O", "CH3OH", "C6H6", "CH3OH")]
+    structures[1].info["charge"] = 0
+    structures[2].info["charge"] = np.int64(0)  # as read from extended XYZ
     Screening(session).look_at_many(structures)
     domain, elements = session.engine.known_domain, session.engine.elements
     assert all(plain_molecules(structures, domain, elements))

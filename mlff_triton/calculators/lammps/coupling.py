@@ -323,7 +323,7 @@ class Coupling:
         types = view(lmp, "type", n_atoms)
         counts = self._sum(*np.bincount(types[:n_own], minlength=len(self._numbers)))
         numbers = np.repeat(self._numbers, np.array(counts, dtype=np.int64))
-        reasons = list(unknown_composition(numbers, self._charge, domain))
+        reasons = list(unknown_composition(numbers, int(self._charge), domain))
         if n_own and not self._charge:
             batch = Batch.of(self._numbers[types], positions_of(lmp, n_atoms))
             reasons += islice(unknown_bonds(batch, domain, view(lmp, "id", n_atoms), n_own), 1)

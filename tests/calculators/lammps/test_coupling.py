@@ -361,9 +361,10 @@ def test_molecules_that_the_model_gets_wrong_are_warned_of() -> None:
     assert len(caught) == 1
 
 
-def test_total_charges_that_the_model_does_not_know_are_warned_of() -> None:
+@pytest.mark.parametrize("charge", [-4, -4.0])
+def test_total_charges_that_the_model_does_not_know_are_warned_of(charge: Any) -> None:
     lmp = start(molecule_in_a_box("H2O"))
-    coupled(lmp, model=load_model("default-charged", coulomb_cutoff=9.0), charge=-4)
+    coupled(lmp, model=load_model("default-charged", coulomb_cutoff=9.0), charge=charge)
     with pytest.warns(UnknownChemistryWarning, match="a total charge of -4") as caught:
         lmp.command("run 0")
     assert len(caught) == 1
