@@ -66,6 +66,8 @@ class ChargeParameters:
         Weights of the Coulomb energy, if the model has one.
     network_cutoff : float
         Cutoff in Å of everything but the Coulomb energy.
+    softness_floor : float
+        Least weight of an atom in the equilibration.
     """
 
     predictions: list[ChargeNetwork]
@@ -73,6 +75,7 @@ class ChargeParameters:
     n_charges: int
     coulomb: CoulombWeights | None
     network_cutoff: float
+    softness_floor: float
 
     @property
     def is_truncated(self) -> bool:
@@ -153,6 +156,7 @@ class ChargeParameters:
             n_charges=config.charge_channels,
             coulomb=_coulomb(model, like) if config.coulomb else None,
             network_cutoff=config.network_cutoff,
+            softness_floor=config.softness_floor,
         )
 
 

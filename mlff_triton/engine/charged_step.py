@@ -289,7 +289,8 @@ class _Step(NamedTuple):
         ops, atoms = self.ops.charges, self.charged
         predicted, z1, z2 = ops.predict_charges(x, inverse, self.c.predictions[k])
         systems = atoms.system, atoms.rank, self.systems.system_ptr
-        shared = ops.equilibrate(predicted, atoms.total, *systems, values, self._sum_parts)
+        options = self.c.softness_floor, self._sum_parts
+        shared = ops.equilibrate(predicted, atoms.total, *systems, values, *options)
         return _Charges(values, predicted, z1, z2, shared)
 
     def _charge_gradients(
@@ -299,7 +300,8 @@ class _Step(NamedTuple):
         ops, atoms = self.ops.charges, self.charged
         kept = charges.predicted, charges.shared
         systems = atoms.system, atoms.rank, self.systems.system_ptr
-        grad = ops.equilibrate_backward(grad, *kept, *systems, self._sum_parts)
+        options = self.c.softness_floor, self._sum_parts
+        grad = ops.equilibrate_backward(grad, *kept, *systems, *options)
         network = self.c.predictions[k]
         return ops.predict_charges_backward(grad, x, inverse, network, charges.z1, charges.z2)
 

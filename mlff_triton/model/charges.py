@@ -1,7 +1,7 @@
 """Partial charges of atoms, from their tensors and the total charge of their system.
 
 This is neutral charge equilibration as in AIMNet-NSE (https://doi.org/10.1038/s41467-021-24904-0),
-in the form of TorchMD-NET's ``ChargePredict``.
+in the form of TorchMD-NET's ``ChargePredict``, with a least weight of each atom for new models.
 """
 
 from __future__ import annotations
@@ -59,15 +59,22 @@ class ChargeNetwork(nn.Module):
         first, second, last = self.linears
         values = self.activation(second(self.activation(first(values))))
         charges, softness = last(values).chunk(2, dim=1)
-        return equilibrate(charges, softness, charge, batch, n_systems)
+        floor = self.config.softness_floor
+        return equilibrate(charges, softness, charge, batch, n_systems, floor)
 
 
 def equilibrate(
-    charges: Tensor, softness: Tensor, total: Tensor, batch: Tensor, n_systems: int
+    charges: Tensor,
+    softness: Tensor,
+    total: Tensor,
+    batch: Tensor,
+    n_systems: int,
+    floor: float = 0.0,
 ) -> Tensor:
     """Distribute the missing part of the total charge over the atoms of each system.
 
-    Each atom takes ``f^2 / (sum f^2 + 1e-6)`` of it, where ``f`` is its softness.
+    Each atom takes ``w / (sum w + 1e-6)`` of it, where ``w = f^2 + floor``, and ``f`` is its
+    softness.
 
     Parameters
     ----------
@@ -79,6 +86,8 @@ def equilibrate(
         System of each atom.
     n_systems : int
         Number of systems, or more.
+    floor : float
+        Weight of an atom whose softness is 0.
 
     Returns
     -------
@@ -95,5 +104,5 @@ def equilibrate(
         zeros = values.new_zeros(n_systems, values.shape[1])
         return zeros.index_add(0, batch, values).index_select(0, batch)
 
-    weights = softness**2
+    weights = softness**2 + floor
     return charges + weights / (sums(weights) + EPSILON) * (total - sums(charges))

@@ -27,6 +27,7 @@ MAX_ORDERS = 16
 MAX_CHARGE_CHANNELS = 1024
 MAX_HEAD_LAYERS = 16
 MAX_CUTOFF = 100.0  # Å
+MAX_SOFTNESS_FLOOR = 1e3
 MAX_PREFACTOR = 1e6  # eV Å; e^2 / (4 pi eps0) is 14.4
 MAX_LENGTH_SCALE = 1e3
 RBF_TYPES = ("expnorm", "gauss", "bessel", "bessel-smooth")
@@ -269,6 +270,10 @@ class TensorNet2Config(TensorNetConfig):
         forces, relative to the root mean square of these forces.
     repulsion : bool
         If True, the energy contains the nuclear repulsion in `mlff_triton.model.repulsion`.
+    softness_floor : float
+        Least weight of an atom in the equilibration of charges, where weights are squares of
+        predicted softness. TorchMD-NET has none: 0. Then the forces on a small molecule have a
+        spike wherever the softness of all its atoms passes through zero.
 
     Raises
     ------
@@ -287,6 +292,7 @@ class TensorNet2Config(TensorNetConfig):
     coulomb_cutoff: float | None = None
     repulsion: bool = False
     pme_error: float | None = None
+    softness_floor: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -307,6 +313,11 @@ class TensorNet2Config(TensorNetConfig):
                 )
         if self.pme_error is not None:
             self._check_pme(self.pme_error)
+        if not 0 <= self.softness_floor <= MAX_SOFTNESS_FLOOR:
+            raise InputError(
+                f"softness_floor={short_repr(self.softness_floor)} must be at least 0 and at most "
+                f"{MAX_SOFTNESS_FLOOR:g}"
+            )
 
     def _check_pme(self, error: float) -> None:
         if not self.coulomb:

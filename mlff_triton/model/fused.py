@@ -105,7 +105,7 @@ class FusedChargeNetwork(ChargeNetwork):
         """Compute `ChargeNetwork.forward`."""
         activation = self.config.activation
         found = charge_outputs(self.ops, x, self.norm, self.linears, activation)
-        return equilibrate(*found, charge, batch, n_systems)
+        return equilibrate(*found, charge, batch, n_systems, self.config.softness_floor)
 
 
 class FusedReadout(Readout):

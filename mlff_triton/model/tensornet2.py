@@ -125,11 +125,11 @@ class TensorNet2(TensorNet):
 
     @property
     def weights_hash(self) -> str:
-        """Hash of the weights and of what the Coulomb energy depends on besides them."""
+        """Hash of the weights and of what the energy depends on besides them."""
         facts = dict(self.state_dict())
-        for name in ("coulomb_cutoff", "pme_error"):
+        for name in ("coulomb_cutoff", "pme_error", "softness_floor"):
             value = getattr(self.config, name)
-            if value is not None:
+            if value:
                 facts[name] = torch.tensor(value, dtype=torch.float64)
         return hash_of_weights(facts)
 

@@ -12,6 +12,8 @@ from mlff_triton.training.loss import Loss
 from mlff_triton.units import BOHR, HARTREE
 
 WARM_UP = 0.05  # of all steps
+SOFTNESS_FLOOR = 0.01
+"""Least weight of an atom in new models; weights of trained ones are about 0.1 to 1."""
 MOST = dict.fromkeys(("epochs", "batch", "patience", "warm_up"), 2**31 - 1) | {"seed": 2**63 - 1}
 """Largest values of integers that PyTorch can hold."""
 
@@ -107,7 +109,9 @@ class Architecture:
         )
         if not self.charges:
             return config
-        return TensorNet2Config(**vars(config), coulomb_cutoff=self.coulomb_cutoff)
+        return TensorNet2Config(
+            **vars(config), coulomb_cutoff=self.coulomb_cutoff, softness_floor=SOFTNESS_FLOOR
+        )
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ VARIANTS = {
     "nuclear repulsion": {"repulsion": True},
     "two repulsions, one farther than the network": {"repulsion": True, "zbl": ZBL},
     "deep head": {"head_layers": 2, "readout_activation": False},
+    "least softness": {"softness_floor": 0.02, "num_layers": 2},
     "gated head": {"head": "gated"},
     "more channels than heads fill": {"hidden_channels": 64},
     "7 channels": {"hidden_channels": 7},

@@ -54,6 +54,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "repulsion": {"repulsion": True, **FIELD},
     "ZBL": {"zbl": ZBLConfig(cutoff=4.5, prefactor=14.4), **FIELD},
     "without Coulomb": {"coulomb": False},
+    "least softness": {"softness_floor": 0.02, **FIELD},
     "without self-loops": {"self_loops": False, "head": "gated", **FIELD},
 }
 PERIODIC = [name for name, v in VARIANTS.items() if "coulomb" in v or "coulomb_cutoff" in v]
@@ -186,6 +187,18 @@ def test_equilibration_serves_each_system_and_channel():
     assert found[1, 0] == charges[1, 0]  # an atom that does not take any
     nobody = equilibrate(charges, 0 * softness, total, torch.tensor([0, 0, 0, 1, 1]), 2)
     assert torch.equal(nobody, charges)
+
+
+@pytest.mark.parametrize(("floor", "largest"), [(0.0, math.inf), (0.01, 1e-3)])
+def test_alike_atoms_of_a_neutral_pair_have_no_charge(floor, largest):
+    """Without a least softness, they keep what is predicted where their softness vanishes."""
+    model = charged_model(softness_floor=floor)
+    for network in model.charges:
+        for parameter in network.linears[-1].parameters():
+            parameter.data[model.config.charge_channels :] = 0.0  # softness
+    charges = evaluate(model, Atoms("O2", [[0, 0, 0], [0, 0, 1.2]])).charges
+    assert charges.abs().max() < largest
+    assert floor or charges.abs().min() > 0.01
 
 
 def test_charge_of_a_part_depends_on_far_atoms():
@@ -352,6 +365,8 @@ def test_copies_are_the_same_model():
         ({"coulomb_cutoff": math.inf}, "coulomb_cutoff=inf"),
         ({"coulomb_cutoff": math.nan}, "coulomb_cutoff=nan"),
         ({"coulomb_cutoff": 9.0, "coulomb": False}, "leave coulomb_cutoff out"),
+        ({"softness_floor": -0.1}, "softness_floor=-0.1"),
+        ({"softness_floor": math.nan}, "softness_floor=nan"),
     ],
 )
 def test_impossible_architectures_are_refused(options, reason):

@@ -25,7 +25,12 @@ CONFIGS = {
     "neutral": TensorNetConfig(**SMALL, cutoff_upper=4.0, uses_charge=False),
     "repulsive": TensorNetConfig(**SMALL, cutoff_upper=4.0, zbl=ZBLConfig(3.0, 14.4)),
     "tensornet2": TensorNet2Config(
-        **SMALL, cutoff_upper=3.0, coulomb_cutoff=4.5, charge_channels=4, repulsion=True
+        **SMALL,
+        cutoff_upper=3.0,
+        coulomb_cutoff=4.5,
+        charge_channels=4,
+        repulsion=True,
+        softness_floor=0.02,
     ),
 }
 ROOM = 24, 6, 400  # atoms, molecules and edges of padded batches

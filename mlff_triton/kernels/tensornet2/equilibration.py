@@ -1,11 +1,11 @@
 """Equilibration of partial charges, and its adjoint.
 
-    q_i = c_i + f_i^2 / (sum_k f_k^2 + 1e-6) (Q - sum_k c_k)
+    q_i = c_i + w_i / (sum_k w_k + 1e-6) (Q - sum_k c_k)      w_i = f_i^2 + floor
 
-for each channel, with sums over the atoms k of a system of total charge Q: ``ChargePredict.qeq`` in
-``torchmdnet/models/tensornet2.py``. One program sums a
-channel block of a system in float64, in the user's order of atoms, so the sums depend neither on
-other systems nor on the sorting of atoms.
+for each channel, with sums over the atoms k of a system of total charge Q. With a floor of 0, this
+is ``ChargePredict.qeq`` in ``torchmdnet/models/tensornet2.py``. One program sums a channel block of
+a system in float64, in the user's order of atoms, so the sums depend neither on other systems nor
+on the sorting of atoms.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def _excess_kernel(
     rank_ptr,
     system_ptr,
     shared_ptr,
+    FLOOR: tl.constexpr,
     Q: tl.constexpr,
     CHANNELS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -59,7 +60,7 @@ def _excess_kernel(
         mask = live[:, None] & used[None, :]
         charge += tl.load(pointers, mask, other=0.0).to(tl.float64)
         f = tl.load(pointers + Q, mask, other=0.0).to(tl.float64)
-        weight += f * f
+        weight += tl.where(mask, f * f + FLOOR, 0.0)
     out = shared_ptr + system * (2 * Q) + channel
     charge, weight = tl.sum(charge, axis=0), tl.sum(weight, axis=0)
     if totals_ptr is not None:
@@ -78,6 +79,7 @@ def _excess_gradient_kernel(
     system_ptr,
     grad_excess_ptr,
     stride,
+    FLOOR: tl.constexpr,
     Q: tl.constexpr,
     CHANNELS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -102,7 +104,8 @@ def _excess_gradient_kernel(
         mask = live[:, None] & used[None, :]
         f = tl.load(predicted_ptr + row * (2 * Q) + Q + channel[None, :], mask, other=0.0)
         grad = tl.load(grad_ptr + row * stride + channel[None, :], mask, other=0.0)
-        total += grad.to(tl.float64) * (f.to(tl.float64) * f.to(tl.float64))
+        f = f.to(tl.float64)
+        total += grad.to(tl.float64) * (f * f + FLOOR)
     total = tl.sum(total, axis=0)
     if shared_ptr is not None:
         total *= tl.load(shared_ptr + system * (2 * Q) + Q + channel, used, other=0.0)
@@ -117,6 +120,7 @@ def _equilibrate_fwd_kernel(
     charges_ptr,
     stride,
     n_elements,
+    FLOOR: tl.constexpr,
     Q: tl.constexpr,
     BLOCK: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
@@ -136,7 +140,7 @@ def _equilibrate_fwd_kernel(
     f = tl.load(pointers + Q, mask, other=0.0).to(tl.float64)
     excess = tl.load(shared_ptr + system * (2 * Q) + channel, mask, other=0.0)
     inverse = tl.load(shared_ptr + system * (2 * Q) + Q + channel, mask, other=0.0)
-    charge = c.to(tl.float64) + f * f * inverse * excess
+    charge = c.to(tl.float64) + (f * f + FLOOR) * inverse * excess
     tl.store(charges_ptr + row * stride + channel, charge.to(c.dtype), mask)
 
 
@@ -184,6 +188,7 @@ def equilibrate(
     rank: Tensor,
     system_ptr: Tensor,
     charges: Tensor,
+    floor: float = 0.0,
     sum_parts: SumParts | None = None,
 ) -> Tensor:
     """Share the missing charge of each system among its atoms.
@@ -191,7 +196,7 @@ def equilibrate(
     Parameters
     ----------
     predicted : [N, 2 Q]
-        Charges c and weights f of each atom, before equilibration.
+        Charges c and softness f of each atom, before equilibration.
     totals : float64 [B]
         Total charge of each system, elementary charges.
     systems : int32 [N]
@@ -203,6 +208,9 @@ def equilibrate(
     charges : [N, Q]
         Output: charges, which add up to the totals unless all weights are tiny. Rows need not
         follow each other.
+    floor : float
+        Weight of an atom whose softness is 0. With 0, forces have spikes where the softness of all
+        atoms of a small system passes through zero.
     sum_parts : callable, optional
         Sums over all parts of a divided system.
 
@@ -221,6 +229,7 @@ def equilibrate(
             rank,
             system_ptr,
             shared,
+            FLOOR=floor,
             Q=n_charges,
             CHANNELS=_CHANNELS,
             ROWS=_ROWS,
@@ -237,6 +246,7 @@ def equilibrate(
             charges,
             charges.stride(0),
             charges.numel(),
+            FLOOR=floor,
             Q=n_charges,
             BLOCK=_ELEMENTS,
             **early_launch(predicted),
@@ -251,6 +261,7 @@ def equilibrate_backward(
     systems: Tensor,
     rank: Tensor,
     system_ptr: Tensor,
+    floor: float = 0.0,
     sum_parts: SumParts | None = None,
 ) -> Tensor:
     """Compute the gradients [N, 2 Q] of the predictions.
@@ -259,7 +270,7 @@ def equilibrate_backward(
     ----------
     grad : [N, Q]
         Gradients of the charges. Rows need not follow each other.
-    predicted, systems, rank, system_ptr, sum_parts
+    predicted, systems, rank, system_ptr, floor, sum_parts
         As for `equilibrate`.
     shared : float64 [B, 2, Q]
         From `equilibrate`.
@@ -277,6 +288,7 @@ def equilibrate_backward(
             system_ptr,
             grad_excess,
             grad.stride(0),
+            FLOOR=floor,
             Q=n_charges,
             CHANNELS=_CHANNELS,
             ROWS=_ROWS,

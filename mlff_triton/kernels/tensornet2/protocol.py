@@ -52,6 +52,7 @@ class ChargedOperators(Protocol):
         rank: Tensor,
         ptr: Tensor,
         charges: Tensor,
+        floor: float = 0.0,
         sum_parts: SumParts | None = None,
         /,
     ) -> Tensor:
@@ -65,6 +66,7 @@ class ChargedOperators(Protocol):
         systems: Tensor,
         rank: Tensor,
         ptr: Tensor,
+        floor: float = 0.0,
         sum_parts: SumParts | None = None,
         /,
     ) -> Tensor:

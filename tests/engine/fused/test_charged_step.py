@@ -36,7 +36,7 @@ ORDERS = {"energy": 0, "atom_energies": 0, "charges": 0, "uncertainty": 1, "forc
 VARIANTS = {
     "all pairs": {"num_layers": 2},
     "all pairs, SO(3)": {"group": "SO(3)", "repulsion": True, "charge_channels": 16},
-    "reaction field": {"coulomb_cutoff": 2.5, "num_layers": 2},
+    "reaction field": {"coulomb_cutoff": 2.5, "num_layers": 2, "softness_floor": 0.02},
     "reaction field, beyond the network": {"coulomb_cutoff": 5.0},
     "particle-mesh Ewald": {"coulomb_cutoff": 5.0, "pme_error": 1e-3},
     "no Coulomb energy": {"coulomb": False, "head_layers": 1},

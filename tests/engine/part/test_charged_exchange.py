@@ -32,6 +32,7 @@ VARIANTS = {
     "three layers, SO(3)": FIELD | {"num_layers": 3, "group": "SO(3)", "cutoff_upper": 2.5},
     "many charges": FIELD | {"charge_channels": 17, "cutoff_lower": 0.5},
     "nuclear repulsions": FIELD | {"repulsion": True, "zbl": ZBL},
+    "least softness": FIELD | {"softness_floor": 0.02},
 }
 backends = pytest.mark.parametrize("backend", ["cpu", "torch"])
 

@@ -10,13 +10,13 @@ from tests.support.random_inputs import assert_matches, assert_repeats, moved, n
 from tests.support.torchmd_net import import_tensornet2
 
 CASES = [
-    # sizes of systems, charges
-    ((1,), 16),
-    ((1, 0, 63, 2), 16),
-    ((500,), 5),
-    ((3,) * 40, 9),
-    pytest.param((65536, 1, 700), 16, marks=pytest.mark.gpu),
-    pytest.param((21,) * 4000, 16, marks=pytest.mark.gpu),
+    # sizes of systems, charges, least weight of an atom
+    ((1,), 16, 0.0),
+    ((1, 0, 63, 2), 16, 0.01),
+    ((500,), 5, 0.3),
+    ((3,) * 40, 9, 0.0),
+    pytest.param((65536, 1, 700), 16, 0.0, marks=pytest.mark.gpu),
+    pytest.param((21,) * 4000, 16, 0.01, marks=pytest.mark.gpu),
 ]
 
 
@@ -26,41 +26,42 @@ def inputs(sizes, n_charges):
     return numbers(sum(sizes), 2 * n_charges), totals, *random_batch(*sizes)
 
 
-def charges(module):
+def charges(module, floor=0.0):
     """Return the charges in the working dtype; totals and sums are always float64."""
 
     def equilibrate(predicted, totals, systems, rank, system_ptr):
-        return run(module, predicted, totals, systems, rank, system_ptr)[0]
+        return run(module, predicted, totals, systems, rank, system_ptr, floor=floor)[0]
 
     return equilibrate
 
 
-def run(module, predicted, totals, *batch):
+def run(module, predicted, totals, *batch, floor=0.0):
     """Return charges and what atoms share; rows of charges are parts of longer ones."""
     n_charges = predicted.shape[1] // 2
     found = predicted.new_full((len(predicted), 2 * n_charges), torch.nan)
-    shared = module.equilibrate(predicted, totals.double(), *batch, found[:, n_charges:])
+    shared = module.equilibrate(predicted, totals.double(), *batch, found[:, n_charges:], floor)
     assert found[:, :n_charges].isnan().all()
     return found[:, n_charges:].clone(), shared
 
 
-def gradients(module):
+def gradients(module, floor=0.0):
     def equilibrate_backward(grad, predicted, totals, systems, rank, system_ptr):
         batch = systems, rank, system_ptr
-        _, shared = run(module, predicted, totals, *batch)
+        _, shared = run(module, predicted, totals, *batch, floor=floor)
         part_of_longer = torch.cat([grad, grad], dim=1)[:, : grad.shape[1]]
-        return module.equilibrate_backward(part_of_longer, predicted, shared, *batch)
+        return module.equilibrate_backward(part_of_longer, predicted, shared, *batch, floor)
 
     return equilibrate_backward
 
 
-@pytest.mark.parametrize(("sizes", "n_charges"), CASES)
-def test_agrees_with_the_reference(sizes, n_charges, family, dtype):
+@pytest.mark.parametrize(("sizes", "n_charges", "floor"), CASES)
+def test_agrees_with_the_reference(sizes, n_charges, floor, family, dtype):
     operator, device = family
     forward = inputs(sizes, n_charges)
-    assert_matches(charges(operator), charges(reference), forward, device, dtype, 0)
+    assert_matches(charges(operator, floor), charges(reference, floor), forward, device, dtype, 0)
     backward = numbers(sum(sizes), n_charges), *forward
-    assert_matches(gradients(operator), gradients(reference), backward, device, dtype, 1)
+    given = gradients(operator, floor), gradients(reference, floor)
+    assert_matches(*given, backward, device, dtype, 1)
 
 
 def test_gives_the_same_bits_again(family):
@@ -85,20 +86,31 @@ def test_a_system_has_the_same_bits_alone_and_in_any_order(family):
     assert torch.equal(found, together[atoms])
 
 
-def test_charges_add_up():
+@pytest.mark.parametrize("floor", [0.0, 0.01])
+def test_charges_add_up(floor):
     predicted, totals, *batch = inputs((5, 40), 16)
-    found, _ = run(reference, predicted, totals, *batch)
+    found, _ = run(reference, predicted, totals, *batch, floor=floor)
     sums = torch.zeros(2, 16).double().index_add(0, batch[0], found)
     assert (sums - totals[:, None]).abs().max() < 1e-5
 
 
-def test_reference_has_the_right_gradients():
+def test_alike_atoms_share_alike_when_their_softness_vanishes():
+    predicted = torch.tensor([[0.3, 0.0], [0.3, 0.0]]).double()
+    batch = torch.zeros(2).int(), torch.arange(2).int(), torch.tensor([0, 2]).int()
+    found, _ = run(reference, predicted, torch.zeros(1), *batch, floor=0.01)
+    assert found.abs().max() < 1e-4
+    without, _ = run(reference, predicted, torch.zeros(1), *batch)
+    assert torch.equal(without, predicted[:, :1])  # nobody takes the excess
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.01])
+def test_reference_has_the_right_gradients(floor):
     predicted, totals, *batch = inputs((1, 6, 3), 4)
     predicted.requires_grad_()
-    found, shared = run(reference, predicted, totals, *batch)
+    found, shared = run(reference, predicted, totals, *batch, floor=floor)
     grad = numbers(*found.shape)
     expected = torch.autograd.grad((found * grad).sum(), predicted)[0]
-    given = grad, predicted.detach(), shared.detach(), *batch
+    given = grad, predicted.detach(), shared.detach(), *batch, floor
     assert_close(reference.equilibrate_backward(*given), expected, 1)
 
 

@@ -72,7 +72,7 @@ def test_charges_are_shared_with_other_parts(operators):
     def charges(atoms, sum_parts):
         own, total = predicted[atoms], torch.ones(1).double()
         found = torch.empty(len(own), Q).double()
-        shared = operators.equilibrate(own, total, *batch(len(own)), found, sum_parts)
+        shared = operators.equilibrate(own, total, *batch(len(own)), found, 0.01, sum_parts)
         return found, shared
 
     whole, shared = charges(slice(None), None)
@@ -80,7 +80,7 @@ def test_charges_are_shared_with_other_parts(operators):
 
     def gradients(atoms, sum_parts):
         given = grad[atoms], predicted[atoms], shared, *batch(len(grad[atoms]))
-        return operators.equilibrate_backward(*given, sum_parts)
+        return operators.equilibrate_backward(*given, 0.01, sum_parts)
 
     assert_close(in_two_parts(gradients), gradients(slice(None), None), 1)
 

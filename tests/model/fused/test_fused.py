@@ -41,7 +41,12 @@ CONFIGS = {
         **SMALL, cutoff_upper=3.0, coulomb_cutoff=4.5, charge_channels=4, repulsion=True
     ),
     "tensornet2, no loops": TensorNet2Config(
-        **SMALL, cutoff_upper=3.0, coulomb_cutoff=4.5, charge_channels=4, self_loops=False
+        **SMALL,
+        cutoff_upper=3.0,
+        coulomb_cutoff=4.5,
+        charge_channels=4,
+        self_loops=False,
+        softness_floor=0.02,
     ),
 }
 

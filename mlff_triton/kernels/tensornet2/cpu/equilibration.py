@@ -22,6 +22,7 @@ def equilibrate(
     rank: Tensor,
     system_ptr: Tensor,
     charges: Tensor,
+    floor: float = 0.0,
     sum_parts: SumParts | None = None,
 ) -> Tensor:
     """Share the missing charge of each system among its atoms."""
@@ -29,10 +30,10 @@ def equilibrate(
     shared = predicted.new_empty(len(totals), 2, n_charges, dtype=torch.float64)
     sums, found = torch.empty_like(shared), predicted.new_empty(len(predicted), n_charges)
     atoms = predicted.contiguous(), rank, system_ptr
-    run(_sum_charges, len(totals), *atoms, sums)
+    run(_sum_charges, len(totals), *atoms, floor, sums)
     if sum_parts is not None:
         sums = sum_parts(sums)
-    run(_equilibrate, len(totals), *atoms, totals, sums, shared, found)
+    run(_equilibrate, len(totals), *atoms, floor, totals, sums, shared, found)
     charges.copy_(found)
     return shared
 
@@ -44,13 +45,14 @@ def equilibrate_backward(
     systems: Tensor,  # noqa: ARG001
     rank: Tensor,
     system_ptr: Tensor,
+    floor: float = 0.0,
     sum_parts: SumParts | None = None,
 ) -> Tensor:
     """Compute the gradients [N, 2 Q] of the predictions."""
     out = grad.new_empty(predicted.shape)
     sums = torch.empty_like(shared[:, 0])
     atoms = grad.contiguous(), predicted.contiguous(), rank, system_ptr
-    run(_sum_gradients, len(shared), *atoms, sums)
+    run(_sum_gradients, len(shared), *atoms, floor, sums)
     if sum_parts is not None:
         sums = sum_parts(sums)
     run(_equilibrate_bwd, len(shared), *atoms, shared, sums, out)
@@ -58,7 +60,7 @@ def equilibrate_backward(
 
 
 @loop
-def _sum_charges(predicted, rank, system_ptr, sums, first, last):
+def _sum_charges(predicted, rank, system_ptr, floor, sums, first, last):
     n_charges = sums.shape[2]
     for k in range(first, last):
         for q in range(n_charges):
@@ -68,11 +70,11 @@ def _sum_charges(predicted, rank, system_ptr, sums, first, last):
             for q in range(n_charges):
                 f = np.float64(predicted[i, n_charges + q])
                 sums[k, 0, q] += predicted[i, q]
-                sums[k, 1, q] += f * f
+                sums[k, 1, q] += f * f + floor
 
 
 @loop
-def _equilibrate(predicted, rank, system_ptr, totals, sums, shared, charges, first, last):
+def _equilibrate(predicted, rank, system_ptr, floor, totals, sums, shared, charges, first, last):
     n_charges = charges.shape[1]
     for k in range(first, last):
         for q in range(n_charges):
@@ -82,11 +84,12 @@ def _equilibrate(predicted, rank, system_ptr, totals, sums, shared, charges, fir
             i = rank[atom]
             for q in range(n_charges):
                 f = np.float64(predicted[i, n_charges + q])
-                charges[i, q] = predicted[i, q] + f * f * (shared[k, 0, q] * shared[k, 1, q])
+                w = f * f + floor
+                charges[i, q] = predicted[i, q] + w * (shared[k, 0, q] * shared[k, 1, q])
 
 
 @loop
-def _sum_gradients(grad, predicted, rank, system_ptr, sums, first, last):
+def _sum_gradients(grad, predicted, rank, system_ptr, floor, sums, first, last):
     n_charges = grad.shape[1]
     for k in range(first, last):
         for q in range(n_charges):
@@ -95,7 +98,7 @@ def _sum_gradients(grad, predicted, rank, system_ptr, sums, first, last):
             i = rank[atom]
             for q in range(n_charges):
                 f = np.float64(predicted[i, n_charges + q])
-                sums[k, q] += grad[i, q] * f * f
+                sums[k, q] += grad[i, q] * (f * f + floor)
 
 
 @loop

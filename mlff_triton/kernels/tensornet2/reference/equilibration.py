@@ -21,15 +21,17 @@ def equilibrate(
     rank: Tensor,
     system_ptr: Tensor,
     charges: Tensor,
+    floor: float = 0.0,
     sum_parts: SumParts | None = None,
 ) -> Tensor:
     """Share the missing charge of each system among its atoms."""
     c, f = predicted.double().tensor_split(2, dim=1)
-    sums = _system_sums(torch.stack([c, f * f], dim=1), rank, system_ptr)
+    w = f * f + floor
+    sums = _system_sums(torch.stack([c, w], dim=1), rank, system_ptr)
     if sum_parts is not None:
         sums = sum_parts(sums)
     excess, inverse = totals[:, None] - sums[:, 0], 1 / (sums[:, 1] + EPS)
-    charges.copy_(c + f * f * (inverse * excess)[systems.long()])
+    charges.copy_(c + w * (inverse * excess)[systems.long()])
     return torch.stack([excess, inverse], dim=1)
 
 
@@ -40,12 +42,13 @@ def equilibrate_backward(
     systems: Tensor,
     rank: Tensor,
     system_ptr: Tensor,
+    floor: float = 0.0,
     sum_parts: SumParts | None = None,
 ) -> Tensor:
     """Compute the gradients [N, 2 Q] of the predictions."""
     f = predicted.double().tensor_split(2, dim=1)[1]
     excess, inverse = shared.unbind(1)
-    sums = _system_sums(grad * f * f, rank, system_ptr)
+    sums = _system_sums(grad * (f * f + floor), rank, system_ptr)
     if sum_parts is not None:
         sums = sum_parts(sums)
     grad_c = grad - (sums * inverse)[systems.long()]
