@@ -33,6 +33,9 @@ from mlff_triton.jobs.workers import Done
 SEQUENCES = 1024  # per task, at most
 RESIDUES = 1 << 18  # per task, about
 TOKENS = 1 << 14  # per batch, with padding
+POSITIONS = ("position_embeddings", "embed_positions", "wpe")  # names of tables, by their ends
+PROBES = b"MKV", b"MKVMKV"  # proteins that show whether padding matters
+LEAK = 0.02  # relative difference that padding explains, but not rounding
 COUNTS = "n_residues"
 
 
@@ -263,6 +266,8 @@ class Encoder(NamedTuple):
         Largest number of tokens of a sequence, if positions have a table.
     width : int
         Channels C of an embedding.
+    ignores_padding : bool
+        True if padding behind a sequence does not change its embedding.
     """
 
     model: nn.Module
@@ -271,6 +276,7 @@ class Encoder(NamedTuple):
     symbols: str
     longest: int | None
     width: int
+    ignores_padding: bool = True
 
     @classmethod
     @with_own_settings
@@ -304,7 +310,9 @@ class Encoder(NamedTuple):
         width = model.config.hidden_size
         encoder = cls(model, tokenizer, place, tokenizer.symbols, _longest(model), width)
         encoder.check(name)
-        return encoder._replace(encode=tokenizer.fastest())
+        return encoder._replace(
+            encode=tokenizer.fastest(), ignores_padding=encoder.finds_no_padding()
+        )
 
     def check(self, name: str) -> None:
         """Check that the model embeds each residue of a short protein.
@@ -323,6 +331,16 @@ class Encoder(NamedTuple):
             problem = first_line(error)
         if problem:
             raise CheckpointError(f"{name} is not an encoder of proteins: {problem}")
+
+    def finds_no_padding(self) -> bool:
+        """Return True if the embedding of a short protein is the same in a padded batch.
+
+        Convolutions over tokens, for example, mix residues with the padding next to them.
+        """
+        short = len(PROBES[0])
+        alone = self._batch([0], [PROBES[0]], per_residue=True).rows
+        padded = self._batch([0, 1], list(PROBES), per_residue=True).rows[:short]
+        return bool((padded - alone).abs().max() <= LEAK * alone.abs().max())
 
     @with_own_settings
     def embed(
@@ -349,7 +367,8 @@ class Encoder(NamedTuple):
         order = [k for k, error in enumerate(errors) if not error]
         order.sort(key=lambda k: len(sequences[k]))
         batches: list[Batch] = []
-        for members in _batches(order, [len(sequence) + 2 for sequence in sequences]):
+        most = TOKENS if self.ignores_padding else 0
+        for members in _batches(order, [len(sequence) + 2 for sequence in sequences], most):
             batches += self._embedded(members, sequences, errors, per_residue)
         if batches and not per_residue:
             batches = [_joined(batches).on_host()]
@@ -385,7 +404,7 @@ class Encoder(NamedTuple):
         """Embed some sequences; find those that do not fit by halving."""
         try:
             return [self._batch(members, [sequences[k] for k in members], per_residue)]
-        except (InputError, torch.OutOfMemoryError) as error:
+        except (InputError, IndexError, torch.OutOfMemoryError) as error:
             reason = first_line(error)
         if len(members) == 1:
             errors[members[0]] = reason
@@ -457,11 +476,11 @@ def _without_reports() -> Iterator[None]:
         logging.set_verbosity(before)
 
 
-def _batches(order: list[int], lengths: list[int]) -> Iterator[list[int]]:
-    """Yield groups of sequences in an order of ascending length, of `TOKENS` or one sequence."""
+def _batches(order: list[int], lengths: list[int], most: int) -> Iterator[list[int]]:
+    """Yield groups of sequences in an order of ascending length, of ``most`` tokens or one each."""
     batch: list[int] = []
     for k in order:
-        if batch and (len(batch) + 1) * lengths[k] > TOKENS:
+        if batch and (len(batch) + 1) * lengths[k] > most:
             yield batch
             batch = []
         batch.append(k)
@@ -472,9 +491,10 @@ def _batches(order: list[int], lengths: list[int]) -> Iterator[list[int]]:
 def _longest(model: nn.Module) -> int | None:
     """Return the number of tokens for which a model has positions, or None if it needs none."""
     for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+        if name.endswith(POSITIONS) and isinstance(module, nn.Embedding):
             first = 0 if module.padding_idx is None else module.padding_idx + 1
-            return module.num_embeddings - first
+            n_rows = module.num_embeddings - first  # of which some models never read the first
+            return min(n_rows, getattr(model.config, "max_position_embeddings", n_rows))
     return None
 
 

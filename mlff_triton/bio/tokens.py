@@ -58,6 +58,7 @@ class Tokenizer:
         inputs = self._tokenizer(
             list(map(" ".join, texts)) if self._is_spaced else texts,
             padding=True,
+            padding_side="right",  # positions may be counted from the left
             return_special_tokens_mask=True,
             return_tensors="pt",
         )
@@ -67,7 +68,8 @@ class Tokenizer:
     def fastest(self) -> Encode:
         """Return a table if it gives the tokens of this tokenizer, otherwise the tokenizer.
 
-        They are compared for a padded batch of texts of many lengths, with all pairs of neighbors.
+        They are compared for a padded batch of texts of many lengths, with all pairs of neighbors,
+        each residue alone, and a text that is longer than some tokenizers read as one word.
         """
         symbols = self.symbols
         vocabulary = self._tokenizer.get_vocab()
@@ -76,7 +78,7 @@ class Tokenizer:
             return self
         table = self._table()
         texts = ["".join(a + b for b in symbols) for a in symbols]
-        texts += [symbols[k:] for k in range(len(symbols))]
+        texts += [symbols[k:] for k in range(len(symbols))] + list(symbols) + ["".join(texts)]
         sequences = [text.encode() for text in texts]
         return table if _are_equal(table(sequences), self(sequences)) else self
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import BrokenExecutor, Future
 from pathlib import Path
 
@@ -376,7 +377,64 @@ def test_gpus(model, precision, tolerance):
 
 def test_batches_limit_tokens(monkeypatch):
     monkeypatch.setattr(embedding, "TOKENS", 12)
-    assert list(embedding._batches([0, 1, 2, 3], [3, 3, 6, 40])) == [[0, 1], [2], [3]]
+    batches = embedding._batches([0, 1, 2, 3], [3, 3, 6, 40], embedding.TOKENS)
+    assert list(batches) == [[0, 1], [2], [3]]
+
+
+def other(name, folder, **options):
+    """Write a random model of another architecture, with the tokenizer of ProtBERT."""
+    bert_tokenizer(folder)
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=30,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=128,
+        max_position_embeddings=24,
+        pad_token_id=0,
+        **options,
+    )
+    model = randomize(getattr(transformers, f"{name}Model")(config), "cpu", torch.float32)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("per_residue", [False, True])
+@pytest.mark.parametrize(
+    ("name", "options"), [("FNet", {}), ("ConvBert", {"embedding_size": 64}), ("Bert", {})]
+)
+def test_embeddings_do_not_depend_on_padding(tmp_path_factory, name, options, per_residue):
+    """Neither if a model mixes tokens with padding, nor if its tokenizer puts padding first."""
+    folder = other(name, tmp_path_factory.mktemp(name), **options)
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"padding_side": "left"}))
+    encoder = Encoder.load(str(folder), None, "cpu")
+    assert encoder.ignores_padding == (name == "Bert")
+    sequences = [sequence.encode() for sequence in SEQUENCES]
+    found, errors = encoder.embed(sequences, per_residue=per_residue)
+    assert not any(errors)
+    for rows, sequence in zip(found, sequences, strict=True):
+        (alone,), _ = encoder.embed([sequence], per_residue=per_residue)
+        np.testing.assert_allclose(rows, alone, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("GPT2", {}), ("RoFormer", {"embedding_size": 64}), ("Yoso", {})]
+)
+def test_positions_end_where_the_model_says(tmp_path_factory, name, options):
+    folder = other(name, tmp_path_factory.mktemp(name), **options)
+    encoder = Encoder.load(str(folder), None, "cpu")
+    _, errors = encoder.embed([b"M" * 22, b"M" * 23, b"M" * 60], per_residue=False)
+    assert errors == ["", *["the model takes 24 tokens at most"] * 2]
+
+
+def test_a_position_without_a_row_is_the_error_of_its_sequence(tmp_path_factory):
+    """For models that name their table of positions in an unknown way."""
+    folder = other("GPT2", tmp_path_factory.mktemp("model"))
+    encoder = Encoder.load(str(folder), None, "cpu")._replace(longest=None)
+    found, errors = encoder.embed([b"MKV", b"M" * 60, b"W"], per_residue=False)
+    assert [bool(error) for error in errors] == [False, True, False]
+    assert [rows is None for rows in found] == [False, True, False]
 
 
 @pytest.mark.parametrize(

@@ -69,12 +69,43 @@ def padded_left(tokenizer):
     return tokenizer
 
 
-@pytest.mark.parametrize("change", [padded_left, with_context])
+def with_last(tokenizer):
+    """Return a tokenizer that has another token for a residue without neighbors."""
+
+    class WithLast(type(tokenizer)):
+        def tokenize(self, text, **options):
+            return super().tokenize("X" if text == "K" else text, **options)
+
+    tokenizer.__class__ = WithLast
+    return tokenizer
+
+
+def with_short_words(tokenizer):
+    """Return a tokenizer that does not know long words, as WordPiece."""
+
+    class WithShortWords(type(tokenizer)):
+        def tokenize(self, text, **options):
+            return super().tokenize(text if len(text) <= 100 else "<unk>", **options)
+
+    tokenizer.__class__ = WithShortWords
+    return tokenizer
+
+
+@pytest.mark.parametrize("change", [with_context, with_last, with_short_words])
 def test_other_tokenizers_have_no_table(tmp_path, change):
     tokenizer = change(esm_tokenizer(tmp_path))
     wrapped = Tokenizer(tokenizer)
     assert wrapped.fastest() is wrapped
     check(wrapped, tokenizer, ["M", "MKV", "ACDEFGHIKMK"])
+
+
+def test_padding_is_behind_sequences(tmp_path):
+    tokenizer = padded_left(esm_tokenizer(tmp_path))
+    wrapped = Tokenizer(tokenizer)
+    for encode in (wrapped, wrapped.fastest()):
+        tokens = encode([b"M", b"MKV"])
+        assert tokens.is_residue.tolist() == [[0, 1, 0, 0, 0], [0, 1, 1, 1, 0]]
+        assert tokens.inputs["attention_mask"].tolist() == [[1, 1, 1, 0, 0], [1] * 5]
 
 
 def test_a_tokenizer_with_tokens_of_several_residues_has_no_table(tmp_path):
