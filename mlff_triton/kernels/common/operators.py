@@ -15,9 +15,26 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.library import CustomOpDef  # type: ignore[attr-defined] # public, not in __all__
 
 from mlff_triton.errors import InputError
+
+
+class Operator(CustomOpDef):
+    """Custom operator that refuses tangents, which PyTorch would drop without a word."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the operator.
+
+        Raises
+        ------
+        InputError
+            If an input has a tangent of forward-mode differentiation.
+        """
+        if forward_ad._current_level >= 0:
+            _refuse_tangents([*args, *kwargs.values()])
+        return super().__call__(*args, **kwargs)
 
 
 def operator(
@@ -52,6 +69,7 @@ def operator(
     def register(launch: Callable[..., Any]) -> CustomOpDef:
         inputs = inspect.signature(launch).parameters
         registered = torch.library.custom_op(f"mlff_triton::{name}", mutates_args=())(launch)
+        registered.__class__ = Operator
         registered.register_fake(outputs if callable(outputs) else _like(outputs, inputs))
         save = saves if callable(saves) else _save(saves, inputs)
         if gradients is not None:
@@ -183,6 +201,18 @@ def by_reference(
         return (*of_grads, *(by_position.get(k) for k in range(len(inputs))))
 
     return differentiate
+
+
+def _refuse_tangents(arguments: Iterable[Any]) -> None:
+    """Raise `InputError` if a tensor, also one in a list, has a tangent."""
+    for argument in arguments:
+        if isinstance(argument, list | tuple):
+            _refuse_tangents(argument)
+        elif isinstance(argument, Tensor) and forward_ad.unpack_dual(argument).tangent is not None:
+            raise InputError(
+                "kernels have no forward-mode derivatives: use torch.autograd.grad, or the "
+                "reference in plain PyTorch"
+            )
 
 
 def _like(names: str | tuple[str, ...], inputs: Iterable[str]) -> Callable[..., Any]:

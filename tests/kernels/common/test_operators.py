@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+from mlff_triton.errors import InputError
 from mlff_triton.kernels.common.operators import (
     by_chosen,
     by_reference,
@@ -128,3 +130,40 @@ def test_chosen_gradients_have_second_derivatives():
         wanted = [k for k, leaf in enumerate(leaves) if leaf.requires_grad]
         torch.library.opcheck(found, (torch.ones_like(a), a, b, 3, wanted))
     assert {tuple(each) for each in chosen} == {(0, 1), (0,), (1,)}
+
+
+@operator("sum_of_tests", outputs=lambda parts: parts[0].new_empty(parts[0].shape))
+def sum_of(parts: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(parts)).sum(0)
+
+
+def along(x: Tensor) -> Tensor:
+    """Return the derivative of an operator along ones, by a tensor with a tangent."""
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        return forward_ad.unpack_dual(scaled(dual, 2, None)).tangent
+
+
+@pytest.mark.parametrize(
+    "derivative",
+    [
+        along,
+        torch.func.jacfwd(lambda x: scaled(x, 2, None)),
+        lambda x: torch.func.jvp(lambda x: scaled(x, 2, scale=x), (x,), (x,)),
+        lambda x: torch.func.jvp(lambda y: sum_of([x, y]), (x,), (x,)),
+    ],
+    ids=["dual", "jacfwd", "keyword", "list"],
+)
+def test_forward_mode_derivatives_are_refused(derivative):
+    """PyTorch would return zeros."""
+    with pytest.raises(InputError, match="have no forward-mode derivatives: use"):
+        derivative(torch.ones(3))
+
+
+def test_constants_may_be_used_in_forward_mode():
+    factor = torch.full((3,), 2.0)
+    found, tangent = torch.func.jvp(
+        lambda x: x * scaled(factor, 2, None), (torch.ones(3),), (torch.ones(3),)
+    )
+    assert torch.equal(found, factor)
+    assert torch.equal(tangent, factor)
