@@ -148,6 +148,16 @@ def _configuration(given: str | Path | None, code: Path) -> Path | None:
     return own.absolute() if own.is_file() else None
 
 
+def _check_of(path: Path | None) -> int | None:
+    """Return the CRC-32 of a file, or None if there is none."""
+    if path is None:
+        return None
+    try:
+        return zlib.crc32(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {first_line(error)}") from error
+
+
 @dataclass(frozen=True)
 class Docking:
     """The computation of `dock_files`; its attributes are arguments of that function."""
@@ -167,7 +177,8 @@ class Docking:
         return {
             "job": "dock",
             "version": __version__,
-            "receptor contents": zlib.crc32(self.receptor.read_bytes()),
+            "receptor contents": _check_of(self.receptor),
+            "configuration contents": _check_of(self.configuration),
             "model files": fingerprint(self.model),
             "confidence files": None if self.confidence is None else fingerprint(self.confidence),
             "batch": batch,

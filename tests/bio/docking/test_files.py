@@ -222,6 +222,30 @@ def test_other_options_do_not_continue(run: Any) -> None:
     assert run("--seed", 3, "--overwrite")[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "what"), [("settings.yaml", "configuration"), ("receptor.pdb", "receptor")]
+)
+def test_files_that_changed_do_not_continue(
+    run: Any, monkeypatch: pytest.MonkeyPatch, name: str, what: str
+) -> None:
+    Path("settings.yaml").write_text("temp_sampling_tr: 2.0\n")
+    docked = files.Docker.docked
+
+    def interrupted(self: Any, records: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return docked(self, records)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.Docker, "docked", interrupted)
+        assert run("--batch", 1, "--config", "settings.yaml")[0] == 130
+    with Path(name).open("a") as file:
+        file.write("\n")
+    code, _, err = run("--batch", 1, "--config", "settings.yaml")
+    assert code == 2
+    assert f"was begun with {what} contents=" in err
+    assert not Path("poses.sdf").exists()
+
+
 def test_compressed_ligands_and_single_models(run: Any, models: Path) -> None:
     """Without a confidence model, poses have no confidence."""
     content = Path("ligands.sdf").read_bytes()
