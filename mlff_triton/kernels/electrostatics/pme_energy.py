@@ -13,7 +13,7 @@ from mlff_triton.kernels.electrostatics.ewald_pairs import ewald_pairs
 from mlff_triton.kernels.electrostatics.mesh_ewald import mesh_ewald
 from mlff_triton.kernels.electrostatics.reference.slab import slab_correction
 from mlff_triton.kernels.electrostatics.types import Electrostatics, PMEParameters
-from mlff_triton.kernels.electrostatics.validity import check_values
+from mlff_triton.kernels.electrostatics.validity import check_edges, check_values
 from mlff_triton.kernels.ops.segment_sum import segment_sum
 
 
@@ -71,7 +71,7 @@ def pme_energy(
     InputError
         If shapes, dtypes or devices do not fit together, and, with ``check``, if a value is NaN or
         infinite, a cell has no volume, the mesh is too coarse for a cell, the neighbor list has far
-        too few edges, or a slab has no gap.
+        too few edges, edges to no atom or only one direction of pairs, or a slab has no gap.
     BackendError
         If the tensors are not on a GPU. The function of the same name in `reference` runs anywhere.
 
@@ -88,6 +88,8 @@ def pme_energy(
     if check or warn_charged:
         values = charges, positions, cell, system, len(senders), parameters
         check_values(*values, warn_charged=warn_charged)
+    if check:
+        check_edges(len(charges), row_ptr, senders)
     atoms = charges, positions, cell, system
     near = ewald_pairs(*atoms, row_ptr, senders, shifts, parameters.splitting, parameters.cutoff)
     far = mesh_ewald(*atoms, parameters)

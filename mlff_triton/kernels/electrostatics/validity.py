@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.common.checks import check_integers, check_shape
 from mlff_triton.kernels.electrostatics.parameters import check_cells
 from mlff_triton.kernels.electrostatics.types import PMEParameters
 
 NEUTRAL = 1e-3  # elementary charges, above the rounding errors of float32 charges
 MANY_NEIGHBORS = 100  # per atom; below, their number depends on the structure
 FEWEST_EDGES = 0.7  # of the expected ones
+ONE_WAY = 0.2  # of the edges; rounding at the cutoff leaves fewer without their reverse
 COARSEST = 1.2  # product of splitting and spacing, at which errors exceed a tenth
 
 
@@ -79,6 +81,33 @@ def check_systems(charges: Tensor, positions: Tensor, cell: Tensor, system: Tens
         0 <= int(system.min()) <= int(system.max()) < len(cell) and bool((system.diff() >= 0).all())
     ):
         raise InputError(f"batch must ascend, from 0 to at most {len(cell) - 1}: sort the atoms")
+
+
+def check_edges(n_atoms: int, row_ptr: Tensor, senders: Tensor) -> None:
+    """Check that a neighbor list in CSR form has edges between atoms, in both directions.
+
+    Each atom of such a list sends as many edges as it receives.
+
+    Raises
+    ------
+    InputError
+        If it does not, or if a shape or dtype is wrong.
+    """
+    check_integers(row_ptr=row_ptr, senders=senders)
+    check_shape("row_ptr", row_ptr, (n_atoms + 1,))
+    check_shape("senders", senders, ("E",))
+    received = row_ptr.diff()
+    if int(row_ptr[0]) != 0 or int(row_ptr[-1]) != len(senders) or bool((received < 0).any()):
+        raise InputError(f"row_ptr must ascend from 0 to the number of edges, {len(senders)}")
+    if not len(senders):
+        return
+    if not 0 <= int(senders.min()) <= int(senders.max()) < n_atoms:
+        raise InputError(f"senders must be from 0 to {n_atoms - 1}")
+    sent = torch.bincount(senders.long(), minlength=n_atoms)
+    if int((sent - received).abs().sum()) > ONE_WAY * len(senders):
+        raise InputError(
+            "the neighbor list lacks the reverse of many edges: give each pair in both directions"
+        )
 
 
 def _check_list(cell: Tensor, system: Tensor, n_edges: int, cutoff: float) -> None:

@@ -276,6 +276,42 @@ def test_refuses_lists_that_lack_edges(operator, structures, device):
             operator(*case.atoms, *lists, parameters)
 
 
+def one_way(row_ptr, senders, shifts):
+    """Return each pair once, as the edge to its first atom."""
+    receivers = torch.arange(len(row_ptr) - 1, device=senders.device).repeat_interleave(
+        row_ptr.diff()
+    )
+    is_kept = receivers < senders
+    counts = torch.bincount(receivers[is_kept], minlength=len(row_ptr) - 1)
+    return torch.cat([row_ptr[:1], counts.cumsum(0)]), senders[is_kept], shifts[is_kept]
+
+
+def with_last(tensor, value):
+    """Return a tensor with another last value."""
+    return torch.cat([tensor[:-1], tensor.new_tensor([value])])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (one_way, "lacks the reverse of many edges: give each pair in both directions"),
+        (lambda r, s, x: (r, with_last(s, -1), x), "senders must be from 0 to 8"),
+        (lambda r, s, x: (r, with_last(s, 9), x), "senders must be from 0 to 8"),
+        (lambda r, s, x: (r - 1, s, x), "row_ptr must ascend from 0"),
+        (lambda r, s, x: (r.flip(0), s, x), "row_ptr must ascend from 0"),
+        (lambda r, s, x: (r, s[:-1], x[:-1]), "row_ptr must ascend from 0"),
+        (lambda r, s, x: (r.double(), s, x), "row_ptr is torch.float64: use int64"),
+        (lambda r, s, x: (r[:-1], s, x), "row_ptr has the shape"),
+    ],
+)
+@both
+def test_refuses_lists_of_wrong_edges(operator, change, message, device):
+    case = charged((9, "cubic")).to(device)
+    with pytest.raises(InputError, match=message) as error:
+        operator(*case.atoms, *change(*case.lists), MESH)
+    assert "\n" not in str(error.value)
+
+
 @both
 def test_refuses_slabs_without_a_gap(operator, device):
     case = charged((20, "cubic")).to(device)

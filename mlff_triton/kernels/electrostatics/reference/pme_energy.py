@@ -9,7 +9,7 @@ from mlff_triton.kernels.electrostatics.reference.mesh_ewald import mesh_ewald
 from mlff_triton.kernels.electrostatics.reference.slab import slab_correction
 from mlff_triton.kernels.electrostatics.reference.systems import sum_systems, system_of
 from mlff_triton.kernels.electrostatics.types import Electrostatics, PMEParameters
-from mlff_triton.kernels.electrostatics.validity import check_values
+from mlff_triton.kernels.electrostatics.validity import check_edges, check_values
 
 
 def pme_energy(
@@ -30,6 +30,8 @@ def pme_energy(
     if check or warn_charged:
         values = charges, positions, cell, system, len(senders), parameters
         check_values(*values, warn_charged=warn_charged)
+    if check:
+        check_edges(len(charges), row_ptr, senders)
     atoms = charges, positions, cell, system
     near = ewald_pairs(*atoms, row_ptr, senders, shifts, parameters.splitting, parameters.cutoff)
     far = mesh_ewald(*atoms, parameters)
