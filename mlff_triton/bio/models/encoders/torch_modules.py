@@ -55,6 +55,21 @@ def activation_of(called: Any, options: Mapping[str, Any] | None = None) -> str 
     return "gelu_tanh" if tanh and name == "gelu" else name
 
 
+class _Tracer(fx.Tracer):
+    """Tracer that refuses operations under a module's own autocast, which no node records."""
+
+    def trace(self, *args: Any, **kwargs: Any) -> fx.Graph:
+        """Trace a module outside of the caller's autocast."""
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            return super().trace(*args, **kwargs)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        """Record an operation."""
+        if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+            raise ValueError("the module enables autocast")
+        return super().create_node(*args, **kwargs)
+
+
 def trace_mlp(module: nn.Module) -> list[tuple[nn.Module, str]] | None:
     """Trace a module that consists of two linear maps with activations and normalizations.
 
@@ -78,7 +93,7 @@ def trace_mlp(module: nn.Module) -> list[tuple[nn.Module, str]] | None:
     ):
         return None
     try:
-        nodes = list(fx.Tracer().trace(module).nodes)
+        nodes = list(_Tracer().trace(module).nodes)
     except Exception:  # noqa: BLE001 - a forward that is traced without tensors may raise anything
         return None
     steps: list[tuple[nn.Module, str]] = []

@@ -234,13 +234,37 @@ def test_what_is_no_chain():
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) / 2
 
+    class Casting(Mlp):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return super().forward(x)
+
+    class CastingPart(Mlp):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                x = self.fc1(x)
+            return self.fc2(x)
+
     hooked = Mlp()
     hooked.fc1.forward = lambda x: x
     a, b = nn.Linear(8, 8), nn.Linear(8, 8)
     others = nn.Sequential(a, nn.Softplus(), b), nn.Sequential(a, nn.ReLU(), Half(8, 8))
     others += nn.Sequential(a, nn.ReLU()), nn.Sequential(nn.ReLU(), a, b), nn.Linear(8, 8)
+    others += Casting(), CastingPart()
     for module in (Gated(), Added(), Branched(), Scaled(), hooked, *others):
         assert trace_mlp(module) is None
+
+
+def test_chains_are_traced_outside_of_autocast():
+    class Exact(Mlp):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", enabled=False):
+                return super().forward(x)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for model in (Mlp(), Exact()):
+            assert trace_mlp(model) == [(model.fc1, "gelu"), (model.fc2, "none")]
+        assert torch.is_autocast_enabled("cpu")
 
 
 def test_what_looks_like_an_encoder():
