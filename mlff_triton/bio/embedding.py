@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -33,6 +33,7 @@ from mlff_triton.jobs.workers import Done
 SEQUENCES = 1024  # per task, at most
 RESIDUES = 1 << 18  # per task, about
 TOKENS = 1 << 14  # per batch, with padding
+UNUSED = ("pooler.", "contact_head.")  # parts that hidden states do not depend on
 POSITIONS = ("position_embeddings", "embed_positions", "wpe")  # names of tables, by their ends
 PROBES = b"MKV", b"MKVMKV"  # proteins that show whether padding matters
 LEAK = 0.02  # relative difference that padding explains, but not rounding
@@ -92,7 +93,7 @@ def embed_files(
     InputError
         If an option is invalid, or the file cannot be read.
     CheckpointError
-        If the model or its tokenizer cannot be loaded.
+        If the model or its tokenizer cannot be loaded, or the checkpoint lacks weights.
     BackendError
         If the device or the scheduler is unavailable, or workers die repeatedly.
     OutputError
@@ -286,19 +287,20 @@ class Encoder(NamedTuple):
         Raises
         ------
         CheckpointError
-            If the model or its tokenizer cannot be loaded.
+            If the model or its tokenizer cannot be loaded, or the checkpoint lacks weights.
         """
         from transformers import AutoModel, AutoTokenizer
 
         try:
             with kept_random_state(), _without_reports():  # of a pooler, whose weights may be new
                 tokenizer = Tokenizer(AutoTokenizer.from_pretrained(name))
-                model = AutoModel.from_pretrained(name)
+                model, found = AutoModel.from_pretrained(name, output_loading_info=True)
         except Exception as error:
             raise CheckpointError(
                 f"{name} cannot be loaded as a model of transformers with its tokenizer: "
                 f"{first_line(error)}"
             ) from error
+        _check_complete(name, model, found["missing_keys"])
         place = torch.device(device)
         with made_current(place):
             model = model.eval().requires_grad_(False).to(place)
@@ -451,6 +453,23 @@ def _means(hidden: Tensor, is_residue: Tensor) -> Tensor:
         others = sums[:, distance : 2 * distance]
         sums[:, : others.shape[1]] += others
     return (sums[:, 0] / is_residue.sum(dim=1, keepdim=True)).float()
+
+
+def _check_complete(name: str, model: nn.Module, missing: Collection[str]) -> None:
+    """Raise `CheckpointError` if hidden states depend on weights that a checkpoint lacks.
+
+    Transformers gives them random values.
+    """
+    lacking = [
+        path
+        for path, _ in model.named_parameters()
+        if path in missing and not path.startswith(UNUSED)
+    ]
+    if lacking:
+        raise CheckpointError(
+            f"{name} lacks {len(lacking)} weights of {type(model).__name__}, such as {lacking[0]}: "
+            "save the model by save_pretrained, or rename its weights"
+        )
 
 
 def _joined(batches: list[Batch]) -> Batch:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from mlff_triton import bio
 from mlff_triton.bio import embedding
@@ -224,6 +225,33 @@ def test_a_model_without_weights_of_a_pooler_is_no_report(tmp_path_factory, capf
     bio.embed_files("in.fasta", "out.h5", model=folder, device="cpu")
     assert "pooler" not in "".join(capfd.readouterr())
     assert transformers.utils.logging.get_verbosity() == before
+
+
+@pytest.mark.parametrize(
+    ("renamed", "message"),
+    [
+        (lambda name: f"module.{name}", "lacks .* weights of EsmModel, such as embeddings.word"),
+        (lambda name: name.replace("layer.1.", "layer.7."), "such as encoder.layer.1.attention"),
+    ],
+    ids=["prefix", "layer"],
+)
+def test_checkpoints_that_lack_weights_are_refused(tmp_path_factory, renamed, message):
+    """Transformers would make them up."""
+    folder = save("EsmModel", tmp_path_factory.mktemp("model"))
+    file = folder / "model.safetensors"
+    weights = {renamed(name): weight for name, weight in load_file(file).items()}
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=message) as refusal:
+        bio.embed_files("in.fasta", "out.h5", model=folder, device="cpu")
+    assert "\n" not in str(refusal.value)
+    assert [path.name for path in Path().iterdir()] == ["in.fasta"]
+
+
+def test_checkpoints_of_language_models_are_complete(tmp_path_factory):
+    """They have a head that is not used, and no pooler."""
+    folder = save("EsmForMaskedLM", tmp_path_factory.mktemp("model"))
+    progress = bio.embed_files("in.fasta", "out.h5", model=folder, device="cpu")
+    assert progress.errors == 0
 
 
 def test_an_interrupted_job_continues(esm):
