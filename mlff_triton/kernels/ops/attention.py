@@ -362,8 +362,8 @@ def attention(
         raise InputError(
             f"{q.shape[1]} heads cannot share the keys of {k.shape[1]}: use a divisor of the heads"
         )
-    if softcap is not None and not softcap > 0:
-        raise InputError(f"softcap must be positive, not {softcap}")
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise InputError(f"softcap must be positive and finite, not {softcap}: use None for none")
     if bias is not None:
         bias = expanded("bias", bias, (len(row_ptr) - 1, q.shape[1], max_length, max_length))
     out: Tensor = _attention(

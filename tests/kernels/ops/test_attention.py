@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -148,7 +150,8 @@ def test_registered_completely(device):
         ({"v": torch.ones(4, 2, 16).double()}, "the same for all"),
         ({"row_ptr": torch.ones(2)}, "row_ptr must be int64 or int32"),
         ({"q": torch.ones(4, 3, 16)}, "3 heads cannot share the keys of 2"),
-        ({"softcap": 0.0}, "softcap must be positive, not 0.0"),
+        ({"softcap": 0.0}, "softcap must be positive and finite, not 0.0"),
+        ({"softcap": math.inf}, "softcap must be positive and finite, not inf: use None"),
         ({"bias": torch.ones(3, 4)}, r"bias .* does not broadcast to \[1, 2, 4, 4\]"),
     ],
 )
