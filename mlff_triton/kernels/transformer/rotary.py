@@ -22,7 +22,7 @@ from mlff_triton.kernels.transformer.rotation import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows"])
 def _rotary_kernel(
     x_ptr,
     cos_ptr,

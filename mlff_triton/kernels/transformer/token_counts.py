@@ -89,7 +89,7 @@ def dropout_scale(
     return _TRAINED_WITH / (1 - masked.to(ACCUMULATE) / counted)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def _token_counts_fwd_kernel(
     ids_ptr, mask_ptr, counts_ptr, length, MASK_TOKEN: tl.constexpr, BLOCK: tl.constexpr
 ):

@@ -86,7 +86,7 @@ def _add_gathered(x, table_ptr, n_table, index_ptr, index, token, mask, channel,
     return x
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length", "capacity", "tokens"])
 def _token_embedding_fwd_kernel(
     ids_ptr,
     mask_ptr,

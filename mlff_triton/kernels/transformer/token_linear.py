@@ -144,7 +144,7 @@ def _store_moments(moments_ptr, values, part, n_parts, rows, row_mask, capacity)
     tl.store(pointers + n_parts * capacity, tl.sum(values * values, 1), row_mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows"])
 def _token_linear_fwd_kernel(
     x_ptr,
     weight_ptr,

@@ -16,7 +16,7 @@ from mlff_triton.kernels.common.dense import accumulator
 from mlff_triton.kernels.common.early_launch import allow_next, early_launch, wait_for_previous
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows"])
 def _token_norm_fwd_kernel(
     x_ptr,
     shift_ptr,
@@ -61,7 +61,7 @@ def _token_norm_fwd_kernel(
     tl.store(y_ptr + offsets, y.to(y_ptr.dtype.element_ty), mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows"])
 def _token_moments_kernel(
     x_ptr,
     sums_ptr,

@@ -53,7 +53,7 @@ def _store_top(top, index, index_ptr, logit_ptr, rows, row_mask, n_out):
     tl.store(logit_ptr + rows, tl.where(has_nan, float("nan"), logit), row_mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows"])
 def _top_logit_fwd_kernel(
     x_ptr,
     weight_ptr,

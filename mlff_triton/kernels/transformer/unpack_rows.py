@@ -22,7 +22,7 @@ from mlff_triton.kernels.transformer.row_blocks import (
 from mlff_triton.kernels.types.norm import Norm
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_tokens"])
 def _unpack_rows_fwd_kernel(
     x_ptr,
     row_of_ptr,

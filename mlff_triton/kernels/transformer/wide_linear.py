@@ -85,7 +85,7 @@ def _finish(
     y.store([row, column], acc.to(y.dtype))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_rows"])
 def _wide_linear_fwd_kernel(
     x,
     weight,
