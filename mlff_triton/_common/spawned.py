@@ -49,6 +49,11 @@ class Spawned:
             self._process.start()
         theirs.close()
 
+    @property
+    def has_failed(self) -> bool:
+        """True if the process has ended, and not because its function returned."""
+        return bool(self._process.exitcode)
+
     def terminate(self) -> None:
         """End the process at once."""
         self._process.terminate()

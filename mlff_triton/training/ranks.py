@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from mlff_triton.training.batches import since_first
 
 LONGEST_WAIT = timedelta(minutes=30)  # for processes that read the same files
 TIME_FOR_LAST_WORDS = 2.0  # s, of a process that ended early
+SECONDS_BETWEEN_LOOKS = 0.5  # at the other processes
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,14 @@ class Ranks:
         Its number; 0 leads the others, and alone writes files.
     count : int
         Number of processes.
+    lost : threading.Event, optional
+        Set when another process has ended early. From then on, GPUs no longer wait for it, and what
+        they compute is wrong.
     """
 
     rank: int = 0
     count: int = 1
+    lost: threading.Event | None = None
 
     @property
     def leads(self) -> bool:
@@ -72,6 +78,19 @@ class Ranks:
         sizes = [tensor.numel() for tensor in tensors]
         for tensor, total in zip(tensors, flat.split(sizes), strict=True):
             tensor.detach().copy_(total.view_as(tensor))
+
+    def settle(self, device: torch.device) -> None:
+        """Wait for the work on a device, so that its results may be used.
+
+        Raises
+        ------
+        RuntimeError
+            If another process has ended early, so that they are wrong.
+        """
+        if self.count > 1 and device.type == "cuda":
+            torch.cuda.synchronize(device)
+        if self.lost is not None and self.lost.is_set():
+            raise RuntimeError("another process has ended early")
 
     def copy_first(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors by those of the first process."""
@@ -143,9 +162,10 @@ def together(
         for process, device in zip(others, devices[1:], strict=True):
             _await_start(process, device)
         with made_current(devices[0]), _reported(others, devices):
-            ranks = Ranks(0, len(devices))
+            ranks = Ranks(0, len(devices), threading.Event())
             _join(address, ranks, devices[0])
-            yield ranks
+            with _watched(others, devices[0], ranks):
+                yield ranks
     except BaseException:
         _abandon(devices[0])
         raise
@@ -181,6 +201,32 @@ def _reported(others: Sequence[Spawned], devices: Sequence[torch.device]) -> Ite
                     f"the training on {device} has ended, {reason}: the same command continues"
                 ) from error
         raise
+
+
+@contextmanager
+def _watched(others: Sequence[Spawned], device: torch.device, ranks: Ranks) -> Iterator[None]:
+    """Free this process's GPU once another process has ended early.
+
+    The GPU would wait for it forever, and this process for the GPU.
+    """
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(SECONDS_BETWEEN_LOOKS):
+            if any(process.has_failed for process in others):
+                assert ranks.lost is not None
+                ranks.lost.set()
+                if device.type == "cuda":
+                    dist.group.WORLD._get_backend(device).abort()
+                return
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def _last_words(process: Spawned) -> str | None:
@@ -219,7 +265,8 @@ def _help(
     except BaseException as error:  # noqa: BLE001 - told to the process that leads
         with suppress(OSError):
             pipe.send(first_line(error))
-    os._exit(0)  # without waiting for a GPU that may wait for others
+        os._exit(1)  # without waiting for a GPU that may wait for others
+    os._exit(0)
 
 
 def _join(address: str, ranks: Ranks, device: torch.device) -> None:

@@ -170,11 +170,15 @@ class Trainer:
             elif time.monotonic() - saved_at > SECONDS_BETWEEN_SAVES:
                 is_saved = True
             if is_saved:
-                save(self)
+                self._save(save)
                 saved_at = time.monotonic()
             show(self)
         if not is_saved:
-            save(self)
+            self._save(save)
+
+    def _save(self, save: Callable[[Trainer], None]) -> None:
+        self.ranks.settle(self.model.std.device)
+        save(self)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -233,6 +237,7 @@ class Trainer:
         epoch = self.step // self.steps_per_epoch
         model, settings = self._average.model, self.settings
         errors = evaluate(model, self.data, self.valid, settings.loss)
+        self.ranks.settle(model.std.device)
         if not math.isfinite(errors.loss) or (epoch and not math.isfinite(train_loss)):
             raise InputError(
                 f"the training has diverged in epoch {epoch}: begin anew with a lower --lr, and "

@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import nullcontext
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -16,9 +18,10 @@ import pytest
 import torch
 
 from mlff_triton import load_model
+from mlff_triton._common.spawned import Spawned
 from mlff_triton.errors import BackendError, InputError
 from mlff_triton.training import run
-from mlff_triton.training.ranks import ALONE, Ranks
+from mlff_triton.training.ranks import ALONE, Ranks, _watched
 from mlff_triton.training.run import train_files
 from mlff_triton.training.settings import Architecture, Data, Settings
 from tests.support.labeled import labeled
@@ -113,6 +116,53 @@ def test_a_process_that_dies_ends_all(devices):
     assert not active_children()
     assert not torch.distributed.is_initialized()
     assert Path("out/checkpoint").exists()
+
+
+def end(pipe, number):
+    """End a process by a signal or an exit code."""
+    del pipe
+    if number < 0:
+        os.kill(os.getpid(), -number)
+    os._exit(number)
+
+
+@pytest.mark.parametrize("number", [-signal.SIGKILL, 1])
+def test_results_are_not_used_after_another_process_has_died(number):
+    """A GPU that waits for it is freed, and what the GPU has computed is wrong."""
+    ranks, cpu = Ranks(0, 2, threading.Event()), torch.device("cpu")
+    process = Spawned(end, (number,), 1)
+    with _watched([process], cpu, ranks):
+        assert ranks.lost.wait(60)
+    with pytest.raises(RuntimeError, match="another process has ended early"):
+        ranks.settle(cpu)
+    process.end()
+
+
+def test_a_process_may_end_before_the_first():
+    ranks, cpu = Ranks(0, 2, threading.Event()), torch.device("cpu")
+    process = Spawned(end, (0,), 1)
+    with _watched([process], cpu, ranks):
+        assert not ranks.lost.wait(4)
+        assert process.has_failed is False
+    ranks.settle(cpu)
+    process.end()
+
+
+def test_wrong_states_are_not_saved(monkeypatch):
+    """A training whose other process has died keeps its last checkpoint."""
+    lost = threading.Event()
+    monkeypatch.setattr(run, "together", lambda *_: nullcontext(Ranks(0, 1, lost)))
+    saved = []
+
+    def kill(trainer):
+        saved.append(Path("out/checkpoint").stat().st_mtime_ns)
+        if trainer.step == 5:
+            lost.set()
+
+    with pytest.raises(RuntimeError, match="another process has ended early"):
+        train("out", "cpu", Settings(epochs=30, batch=5), show=kill)
+    assert len(saved) == 5
+    assert Path("out/checkpoint").stat().st_mtime_ns == saved[-1]
 
 
 def test_errors_of_helpers_are_told(monkeypatch):
