@@ -1,4 +1,4 @@
-"""The total charge as the sum of charges of atoms."""
+"""The total charge as the sum of charges of atoms, and the names that files give it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,21 @@ import math
 from collections.abc import Iterable
 
 NEAR = 0.1  # largest difference of the sum of partial charges from an integer, elementary charges
+_ORIGINS = "total", "tot", "net", "formal", "molecular", "mol", "system", "ref", "dft"
+_NAMES = frozenset(
+    {"charge", "ref_total_charge", "qtot", "q_tot", *(f"{word}_charge" for word in _ORIGINS)}
+)
+
+
+def names_total_charge(key: object) -> bool:
+    """Return True if files of other programs may give the total charge this name.
+
+    Examples
+    --------
+    >>> names_total_charge("Net charge"), names_total_charge("charges")
+    (True, False)
+    """
+    return isinstance(key, str) and key.lower().replace(" ", "_") in _NAMES
 
 
 def sum_of_charges(charges: Iterable[float]) -> int | str:

@@ -9,15 +9,12 @@ from typing import Any
 import numpy as np
 from ase import Atoms
 
-from mlff_triton._common.charges import sum_of_charges
+from mlff_triton._common.charges import names_total_charge, sum_of_charges
 from mlff_triton._common.text import short_repr
 from mlff_triton.engine.batch import MAX_CHARGE, check_charge
 from mlff_triton.errors import InputError
 
 CHARGE = "charge"
-OTHER_CHARGES = frozenset(
-    {"total_charge", "net_charge", "formal_charge", "molecular_charge", "mol_charge", "charge"}
-)
 MULTIPLICITIES = frozenset({"multiplicity", "spin_multiplicity", "mult"})
 SPINS = frozenset({"spin"})
 """Names of other packages in lower case. By convention, a spin of 1 may be a multiplicity."""
@@ -81,7 +78,9 @@ def charge_of(atoms: Atoms) -> int:
 
 def notes_charge_or_spin(key: object) -> bool:
     """Return True if a key of ``info`` is one that `unused_info` looks for."""
-    return isinstance(key, str) and key.lower() in OTHER_CHARGES | MULTIPLICITIES | SPINS
+    return isinstance(key, str) and (
+        names_total_charge(key) or key.lower() in MULTIPLICITIES | SPINS
+    )
 
 
 def unused_info(info: Mapping[Any, Any], charge: float) -> str:
@@ -96,7 +95,7 @@ def unused_info(info: Mapping[Any, Any], charge: float) -> str:
     """
     for key, value in info.items():
         name = key.lower() if isinstance(key, str) else ""
-        if name in OTHER_CHARGES and key != CHARGE and not _is(value, charge):
+        if names_total_charge(key) and key != CHARGE and not _is(value, charge):
             return (
                 f"{key}={_shown(value)} of a structure is not used: its total charge is "
                 f'{charge:g}. If that is wrong, set info["charge"], or give --charge'

@@ -15,7 +15,7 @@ from mlff_triton._common.remedies import install
 from mlff_triton._common.text import first_line, printable
 from mlff_triton.errors import InputError
 from mlff_triton.training.frames import Array
-from mlff_triton.training.labels import Labels
+from mlff_triton.training.labels import Labels, unread_charge
 
 NPZ, HDF5 = (".npz",), (".h5", ".hdf5")
 OF_ATOMS = {"numbers", "positions", "forces", "charges"}
@@ -81,7 +81,9 @@ Group = tuple[str, dict[str, Any], str | None]
 
 def _npz_tables(path: Path, labels: Labels) -> Iterator[Group]:
     with np.load(path, allow_pickle=False) as arrays:
-        yield "", labels.find(arrays), labels.key_of("forces", arrays)
+        found = labels.find(arrays)
+        _check_charges(found, {name: arrays[name] for name in labels.unread_charges(arrays)})
+        yield "", found, labels.key_of("forces", arrays)
 
 
 def _hdf5_tables(path: Path, labels: Labels) -> Iterator[Group]:
@@ -101,7 +103,22 @@ def _hdf5_tables(path: Path, labels: Labels) -> Iterator[Group]:
                 arrays = {label: _read(h5py, node) for label, node in found.items()}
                 if "charge" not in arrays and "info" in data:
                     arrays |= _charge_of(_read(h5py, data["info"]))
+                unread = labels.unread_charges(data)
+                _check_charges(arrays, {name: _read(h5py, data[name]) for name in unread})
                 yield group.name.strip("/"), arrays, labels.key_of("forces", data)
+
+
+def _check_charges(found: Mapping[str, Any], unread: Mapping[str, Array]) -> None:
+    """Raise an error if an array that is not read may hold total charges that differ."""
+    count = np.size(found.get("energy", ()))
+    charge = np.ravel(found.get("charge", 0))
+    for name, array in unread.items():
+        is_one_per_frame = array.size in (1, count) and charge.size in (1, count)
+        if not is_one_per_frame or array.dtype.kind not in "iuf":
+            continue
+        differs = array.ravel() != charge
+        if differs.any():
+            raise InputError(unread_charge(name, array.flat[int(np.argmax(differs))]))
 
 
 def _charge_of(info: Array) -> dict[str, Array]:

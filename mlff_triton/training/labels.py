@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from mlff_triton._common.text import short_repr
+from mlff_triton._common.charges import names_total_charge, sum_of_charges
+from mlff_triton._common.text import printable, short_repr
 from mlff_triton.errors import InputError
 from mlff_triton.units import BOHR, DEBYE, ENERGY_UNITS, EV_PER_A3_TO_GPA, NM
 
@@ -165,6 +167,38 @@ class Labels:
             )
         return found[0] if found else None
 
+    def unread_charges(self, values: Collection[str]) -> list[str]:
+        """List the values that may be total charges by their names, but are not read.
+
+        There are none if ``keys`` names the total charge.
+        """
+        if "charge" in self.keys:
+            return []
+        return [
+            name
+            for name in values
+            if name not in NAMES["charge"] and (names_total_charge(name) or name == "Q")
+        ]
+
+    def charge_of_atoms(self, values: Mapping[str, Any]) -> dict[str, int | str]:
+        """Return the total charge as the sum of initial charges, unless the file gives another.
+
+        Calculators take the same sum, so a model computes a structure as it was trained. As there,
+        a sum of zero counts for nothing, and one that is not an integer is a text.
+        """
+        if self.key_of("charge", values) or "charge" in self.keys:
+            return {}
+        total = sum_of_charges(values.get("initial_charges", ()))
+        return {"charge": total} if total else {}
+
+
+def unread_charge(name: str, example: float) -> str:
+    """Return a line about a value that may be the total charge, but is not read."""
+    return (
+        f"{printable(name)}={example:g} is not read: if it is the total charge, add --key "
+        f"charge={shlex.quote(printable(name))}; otherwise, give it another name"
+    )
+
 
 def parse_keys(given: Collection[str]) -> dict[str, str]:
     """Parse texts such as ``energy=REF_energy`` into labels and names.
@@ -172,19 +206,20 @@ def parse_keys(given: Collection[str]) -> dict[str, str]:
     Raises
     ------
     InputError
-        If a text has no ``=``.
+        If a text has no ``=``, or a label has two names.
 
     Examples
     --------
     >>> parse_keys(["energy=REF_energy"])
     {'energy': 'REF_energy'}
     """
-    pairs = {}
+    pairs: dict[str, str] = {}
     for text in given:
         label, equals, name = text.partition("=")
         if not equals or not name:
             raise InputError(f"{short_repr(text)} does not name a label: write energy=REF_energy")
-        pairs[label] = name
+        if pairs.setdefault(label, name) != name:
+            raise InputError(f"--key gives {label} two names, {pairs[label]} and {name}: keep one")
     return pairs
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from mlff_triton.readers.labeled import labeled_frames
 from mlff_triton.training.arrays import HDF5, NPZ, array_tables
 from mlff_triton.training.checks import BadFrameError, checked_frame
 from mlff_triton.training.frames import Frames
-from mlff_triton.training.labels import Labels
+from mlff_triton.training.labels import Labels, unread_charge
 from mlff_triton.training.outliers import outliers
 from mlff_triton.training.tables import checked_table
 
@@ -103,6 +104,20 @@ def with_dipoles_about_origin(frames: Frames) -> Frames:
     return replace(frames, dipole=frames.dipole + frames.charge[:, None] * center)
 
 
+def _check_charge(charge: Any, values: Mapping[str, Any], labels: Labels) -> None:
+    """Raise an error about the total charge of a structure, if another one may be meant."""
+    if isinstance(charge, str) and "charge" not in values and "total_charge" not in values:
+        raise BadFrameError(
+            f"its total charge would be {charge}: give it, and name it with --key charge=NAME"
+        )
+    if np.size(charge) != 1:
+        return  # refused later
+    for name in labels.unread_charges(values):
+        number = np.asarray(values[name])
+        if number.dtype.kind in "iuf" and number.size == 1 and (number.ravel() != charge).any():
+            raise BadFrameError(unread_charge(name, number.item()))
+
+
 def _refuse(bad: Sequence[tuple[str, str]], total: int) -> None:
     """Raise an error about structures that cannot be trained on, if there are any."""
     if bad:
@@ -146,6 +161,8 @@ def _checked_frames(path: Path, labels: Labels) -> Iterator[Checked]:
             own = {"numbers": numbers, "positions": positions, "cell": cell, "pbc": pbc}
             given = labels.find(values)
             present.update(given)
+            given |= labels.charge_of_atoms(values)
+            _check_charge(given.get("charge", 0), values, labels)
             chosen = {label: given[label] for label in labels.keys if label in given}
             key = {"forces_key": labels.key_of("forces", values)}
             frames.append(checked_frame(name, {**given, **own, **chosen, **key}, labels))

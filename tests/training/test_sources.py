@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import ase.io
@@ -192,6 +193,8 @@ def test_units_of_forces_may_differ():
     for key in ("energy", "energy="):
         with pytest.raises(InputError, match="does not name a label: write energy=REF_energy"):
             parse_keys([key])
+    with pytest.raises(InputError, match="--key gives energy two names, a and b: keep one"):
+        parse_keys(["energy=a", "energy=b"])
     with pytest.raises(InputError, match="the label 'spin' is unknown"):
         Labels(parse_keys(["spin=mu"]))
 
@@ -303,6 +306,47 @@ def test_one_structure_with_a_named_label_is_enough():
     write_xyz(images)
     frames = read_frames(["data.xyz"], Labels({"charge": "total"}))
     assert frames.charge.tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("name", ["net_charge", "REF_charge", "Charge", "total charge"])
+@pytest.mark.parametrize("kind", ["xyz", "npz", "h5"])
+def test_total_charges_of_other_names_are_not_taken_for_none(name, kind):
+    images = labeled(3)
+    file = f"data.{kind}"
+    arrays = arrays_of(images) | {name: np.array([0, -1, 0])}
+    for atoms, charge in zip(images, arrays[name], strict=True):
+        atoms.info[name] = charge
+    if kind == "xyz":
+        write_xyz(images)
+    elif kind == "npz":
+        np.savez(file, **arrays)
+    else:
+        h5py = pytest.importorskip("h5py")
+        with h5py.File(file, "w") as opened:
+            for label, array in arrays.items():
+                opened[label] = array
+    shown = f"'{name}'" if " " in name else name
+    reason = f"{name}=-1 is not read: if it is the total charge, add --key charge={shown};"
+    with pytest.raises(InputError, match=re.escape(reason)):
+        read_frames([file], Labels())
+    assert read_frames([file], Labels({"charge": name})).charge.tolist() == [0, -1, 0]
+
+
+def test_initial_charges_are_the_total_charge_as_in_calculators():
+    images = labeled(3)
+    given = [0.0, -1.0, 0.3]
+    for atoms, charge in zip(images, given, strict=True):
+        atoms.set_initial_charges([charge] + [0.0] * (len(atoms) - 1))
+    write_xyz(images[:2])
+    assert read_frames(["data.xyz"], Labels()).charge.tolist() == [0, -1]
+    images[1].info["charge"] = images[2].info["charge"] = 1
+    write_xyz(images)
+    assert read_frames(["data.xyz"], Labels()).charge.tolist() == [0, 1, 1]
+    del images[2].info["charge"]
+    write_xyz(images)
+    reason = r"frame 2: its total charge would be 0.300 \(the sum .*\): give it, and name it with"
+    with pytest.raises(InputError, match=reason):
+        read_frames(["data.xyz"], Labels())
 
 
 def test_named_positions_are_those_of_the_name():
