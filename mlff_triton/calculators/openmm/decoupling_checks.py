@@ -83,10 +83,22 @@ def check_can_decouple(system: openmm.System, region: list[int]) -> None:
     _check_nonbonded(nonbonded, inside)
 
 
-def check_stays_decoupled(system: openmm.System, atoms: Iterable[int]) -> None:
-    """Raise `InputError` if a model of some atoms would couple a region that is decoupled."""
+def check_stays_decoupled(
+    system: openmm.System, atoms: Iterable[int], *, sums_images: bool
+) -> None:
+    """Raise `InputError` if a model of some atoms would couple a region that is decoupled.
+
+    The same holds for a model that sums charges over periodic images, as the force field of a
+    decoupled region does so as well.
+    """
     kept = [i for i in atoms if not system.isVirtualSite(i)]  # without caps of bonds
     for region in _decoupled_regions(system):
+        if sums_images and not region.isdisjoint(kept):
+            raise InputError(
+                "the model sums charges over periodic images by particle-mesh Ewald, and so does "
+                "the force field of the decoupled region: use a model with coulomb='all-pairs', "
+                "and periodic=False"
+            )
         if not _is_on_one_side(kept, region):
             raise InputError(
                 "the model would compute interactions between the decoupled region and other "

@@ -57,6 +57,7 @@ DAMPING = 0.1  # nm
 SHORTEST_REACH = 5.0
 """Smallest ratio of the cutoff to the damping length; 2e-12 of the damping is left there."""
 NEUTRAL = 1e-3  # elementary charges, above the rounding errors of force fields
+FRACTION = 0.5  # elementary charges that a part may lack where it ends within a molecule
 UNSUPPORTED = (
     "AmoebaGeneralizedKirkwoodForce",
     "AmoebaMultipoleForce",
@@ -432,12 +433,32 @@ def _check_size(box: Any, cutoff: float) -> None:
         )
 
 
+def warn_of_charge(system: openmm.System, part: IntArray, charge: int) -> None:
+    """Warn if the part of a system has another total charge in the force field than in the model.
+
+    Charges that add up to the same integer agree: a part that ends within a molecule has a
+    fraction of a charge in many force fields.
+
+    Warns
+    -----
+    EmbeddingWarning
+        If they differ.
+    """
+    forces = [f for f in system.getForces() if type(f).__name__ == "NonbondedForce"]
+    if len(forces) == 1:
+        _warn_of_charge(forces[0], part, charge, "", tolerance=FRACTION)
+
+
 def _warn_of_charge(
-    nonbonded: openmm.NonbondedForce, part: IntArray, charge: int, method: str
+    nonbonded: openmm.NonbondedForce,
+    part: IntArray,
+    charge: int,
+    method: str,
+    tolerance: float = NEUTRAL,
 ) -> None:
     """Warn if the total charge of the part differs from that in the force field."""
     classical = float(_charges_of(nonbonded)[part].sum())
-    if abs(classical - charge) <= NEUTRAL:
+    if abs(classical - charge) <= tolerance:
         return
     classical = round(classical, 3) + 0.0  # no negative zero
     reason = ", and a uniform background neutralizes the box" if method == "pme" else ""
@@ -445,7 +466,7 @@ def _warn_of_charge(
         f"the machine-learning part has the charge {classical:+g} e in the force field, but "
         f"{charge:+d} e in the model{reason}: check the option charge",
         EmbeddingWarning,
-        stacklevel=2,
+        stacklevel=3,
     )
 
 

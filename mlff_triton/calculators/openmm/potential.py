@@ -12,12 +12,18 @@ from openmmml.mlpotential import MLPotentialImpl
 
 from mlff_triton.calculators.openmm.atoms import Selection, box_of, check_same_structure
 from mlff_triton.calculators.openmm.decoupling_checks import check_stays_decoupled
-from mlff_triton.calculators.openmm.embedding import EMBEDDING, Request, create_embedded_system
+from mlff_triton.calculators.openmm.embedding import (
+    EMBEDDING,
+    Request,
+    create_embedded_system,
+    warn_of_charge,
+)
 from mlff_triton.calculators.openmm.force import FORCE_NAME, force_of_selection
 from mlff_triton.calculators.openmm.molecules import bonds_of_selection
-from mlff_triton.calculators.openmm.recipe import Options
+from mlff_triton.calculators.openmm.recipe import Options, lasting_model, load_lasting
+from mlff_triton.engine.batch import check_charge
 from mlff_triton.errors import BackendError, InputError
-from mlff_triton.model.prediction import Ensemble
+from mlff_triton.model.prediction import Ensemble, members_of
 from mlff_triton.model.tensornet import TensorNet
 
 if TYPE_CHECKING:
@@ -72,6 +78,12 @@ class TensorNetPotential(MLPotentialImpl):
             If there are other arguments, or as for `create_openmm_force`.
         BackendError
             If route "torch" is requested to interpolate, or as for `create_openmm_force`.
+
+        Warns
+        -----
+        EmbeddingWarning
+            If the part has another total charge in the force field than in the model, unless
+            openmm-ml adds the force to an empty system, to interpolate.
         """
         unknown = [name for name in args if name not in (*OPTIONS, *NOT_OURS)]
         if unknown:
@@ -84,7 +96,7 @@ class TensorNetPotential(MLPotentialImpl):
         if atoms is not None and not system.getNumParticles():
             given["route"] = _route_of_copies(given.get("route", "auto"))
         elif atoms is not None:
-            check_stays_decoupled(system, atoms)
+            check_stays_decoupled(system, atoms, sums_images=_uses_mesh(self.model))
         box = box_of(topology)
         if given.get("periodic") is None:
             given["periodic"] = box is not None
@@ -92,6 +104,8 @@ class TensorNetPotential(MLPotentialImpl):
         selection = Selection.of_topology(topology, atoms)
         _check_single(system, selection)
         system.addForce(force_of_selection(_with_caps(selection, topology), options, box))
+        if selection.particles is not None:
+            warn_of_charge(system, selection.particles, int(check_charge(options.charge)[0]))
         if len(selection.bonds):
             system.addForce(bonds_of_selection(selection))
 
@@ -154,8 +168,15 @@ class TensorNetPotential(MLPotentialImpl):
         return create_embedded_system(topology, system, atoms, request)
 
     def getMLLongRange(self) -> bool:
-        """Return False: no atom interacts with periodic images as in Ewald sums."""
-        return False
+        """Return True if the model sums charges over periodic images, by particle-mesh Ewald.
+
+        Then openmm-ml takes away what the force field computes between images of the part.
+        """
+        return _uses_mesh(self.model)
+
+
+def _uses_mesh(model: str | Path | TensorNet | Ensemble) -> bool:
+    return any(member.uses_mesh for member in members_of(load_lasting(lasting_model(model))))
 
 
 def _route_of_copies(route: str) -> str:

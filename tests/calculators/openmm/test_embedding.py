@@ -21,6 +21,7 @@ from tests.support.charged import charged_model
 
 openmm = pytest.importorskip("openmm", reason="OpenMM is an optional extra")
 pytest.importorskip("openmmml", reason="openmm-ml is an optional extra")
+from mlff_triton.calculators import decouple  # noqa: E402
 from mlff_triton.calculators.openmm import cross_coulomb, embedding  # noqa: E402
 from mlff_triton.calculators.openmm.cross_coulomb import (  # noqa: E402
     CrossCoulomb,
@@ -671,3 +672,43 @@ def test_lengths_may_have_units():
     ]
     assert energies[0] == pytest.approx(energies[1])
     assert energies[0] != pytest.approx(energies[2], abs=1e-5)
+
+
+@pytest.mark.parametrize("method", ["NoCutoff", "PME"])
+def test_fixed_charges_of_a_charged_part_warn_unless_the_model_agrees(method):
+    atoms = waters()
+    charges = np.array([-0.834, 0.417, 0.417] * 27)
+    charges[[0, 3]] += 1.0
+    system = classical(atoms, method, CUTOFF, charges)
+    part, options = list(range(6)), {"embedding": "mechanical", "periodic": False}
+    with pytest.warns(EmbeddingWarning, match=r"\+2 e in the force field, but \+0 e in the model:"):
+        systems.mixed(atoms, system, part, polar_model(), **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        systems.mixed(atoms, system, part, polar_model(), charge=2, **options)
+        systems.mixed(atoms, system, part[1:2], polar_model(), **options)  # within a molecule
+
+
+@pytest.mark.parametrize("interpolate", [False, True])
+def test_images_of_a_part_are_the_models_if_it_sums_them(interpolate):
+    """A part of all atoms has the energy of the model alone, whatever the force field says."""
+    atoms = waters()
+    model = polar_model(coulomb_cutoff=4.6, pme_error=1e-4)
+    system = classical(atoms, "PME", CUTOFF, tolerance=1e-5)
+    (nonbonded,) = (f for f in system.getForces() if isinstance(f, openmm.NonbondedForce))
+    nonbonded.setUseDispersionCorrection(False)
+    options = {"embedding": "mechanical", "interpolate": interpolate}
+    mixture = systems.mixed(atoms, system, list(range(81)), model, **options)
+    context = context_of(mixture, atoms.positions)
+    if interpolate:
+        context.setParameter("lambda_interpolate", 1.0)
+    engine = Engine(model, "cpu", "float64", backend="exact")
+    expected = engine.compute(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
+    assert energy_of(context) == pytest.approx(float(expected.energy[0]) * EV, abs=0.05)
+
+
+def test_models_that_sum_images_do_not_take_a_decoupled_part():
+    system = decouple(classical(waters(), "PME", CUTOFF), PART)
+    model = polar_model(coulomb_cutoff=4.6, pme_error=1e-4)
+    with pytest.raises(InputError, match=r"images.*so does the force field of the decoupled"):
+        systems.mixed(waters(), system, PART, model, embedding="mechanical")
