@@ -12,9 +12,17 @@ from mlff_triton.model.config import TensorNet2Config
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.neighbors.box import Box
 from mlff_triton.training.frames import Frames
-from mlff_triton.training.labels import OF_CHARGES, Labels
+from mlff_triton.training.labels import DIPOLE_UNITS, OF_CHARGES, Labels
 from mlff_triton.training.loss import Loss
 from mlff_triton.training.settings import Data
+
+MIN_COMPARED = 5
+"""Number of structures with partial charges and a dipole by which units are judged."""
+MIN_CORRELATION = 0.95  # of dipoles with those of partial charges, by which evidence is clear
+UNIT_TOLERANCE = 0.2  # relative deviation of their ratio from that of units
+MIN_FACTOR = 4.0
+"""Least ratio of units, such as 4.8 of e Å and Debye. The dipoles of many partial charges are too
+small by a factor of two, but hardly by four."""
 
 
 def charged_data(data: Data, loss: Loss, *, has_charges: bool) -> Data:
@@ -69,3 +77,48 @@ def check_charged(model: TensorNet, frames: Frames, say: Callable[[str], None]) 
             raise InputError(f"{frames.name[k]}: {error}") from error
     charges, dipoles = int(frames.has_charges.sum()), int(frames.has_dipole.sum())
     say(f"of {len(frames)} structures, {charges} have partial charges and {dipoles} have a dipole")
+
+
+def check_dipoles(frames: Frames, labels: Labels, *, can_change: bool = True) -> None:
+    """Raise `InputError` if dipoles clearly contradict the partial charges of the same structures.
+
+    Those of neutral structures are compared. Nothing is raised if these are too few, or if the
+    partial charges explain the dipoles badly.
+
+    Parameters
+    ----------
+    frames : Frames
+        All structures.
+    labels : Labels
+        Names and units by which they were read.
+    can_change : bool
+        True if options can change these names and units, so that the message names them.
+
+    Raises
+    ------
+    InputError
+        If dipoles are in Debye instead of e Å, or the reverse, or have the opposite sign.
+    """
+    chosen = frames.has_charges & frames.has_dipole & (frames.charge == 0)
+    if np.count_nonzero(chosen) < MIN_COMPARED:
+        return
+    products = np.nan_to_num(frames.charges)[:, None] * frames.positions
+    implied = np.add.reduceat(products, frames.start[:-1])[chosen]
+    given = frames.dipole[chosen]
+    sizes = float(np.linalg.norm(implied) * np.linalg.norm(given))
+    correlation = float(np.vdot(implied, given)) / sizes if sizes else 0.0
+    if abs(correlation) < MIN_CORRELATION:
+        return
+    ratio = correlation * float(np.linalg.norm(given) / np.linalg.norm(implied))
+    reason = f"dipoles are {ratio:.3g} times those of the partial charges of the same structures"
+    if ratio < 0:
+        name = labels.keys.get("dipole", "NAME")
+        turned = name.removeprefix("-") if name.startswith("-") else f"-{name}"
+        remedy = f"--key dipole={turned} takes the negative" if can_change else "correct the signs"
+        raise InputError(f"{reason}: {remedy}")
+    for unit in ("Debye", "e*A"):
+        expected = labels.dipole / DIPOLE_UNITS[unit]
+        is_far = not 1 / MIN_FACTOR < expected < MIN_FACTOR
+        if is_far and abs(ratio / expected - 1) < UNIT_TOLERANCE:
+            remedy = f"add --dipole-unit {unit}" if can_change else "correct the units"
+            raise InputError(f"{reason}, as if they were in {unit}: {remedy}")

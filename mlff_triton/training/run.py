@@ -22,7 +22,7 @@ from mlff_triton.model.prediction import Ensemble
 from mlff_triton.model.tensornet import TensorNet
 from mlff_triton.model.tensornet2 import model_of
 from mlff_triton.training.batches import GraphData
-from mlff_triton.training.charged import charged_data, check_charged
+from mlff_triton.training.charged import charged_data, check_charged, check_dipoles
 from mlff_triton.training.consistency import check_consistent
 from mlff_triton.training.domain import learned_domain
 from mlff_triton.training.evaluation import Errors, evaluate
@@ -236,7 +236,9 @@ def _read(data: Data, seed: int, say: Callable[[str], None]) -> tuple[Frames, _P
 
     def read(files: Sequence[str], labels: Labels, may_lack: Sequence[str] = ()) -> Frames:
         found = read_frames(files, labels, skip_bad=data.skip_bad, may_lack=may_lack, say=say)
-        check_consistent(found, labels, can_change=labels is data.labels)
+        can_change = labels is data.labels
+        check_consistent(found, labels, can_change=can_change)
+        check_dipoles(found, labels, can_change=can_change)
         return found
 
     whole = read(data.files, data.labels)

@@ -250,6 +250,36 @@ def test_labels_of_files_in_units():
     assert np.allclose(found.dipole[4], images[4].calc.results["dipole"])
 
 
+@pytest.mark.parametrize(
+    ("factor", "unit", "reason"),
+    [
+        (
+            1 / DEBYE,
+            "e*A",
+            "dipoles are 4.8 times.*as if they were in Debye: add --dipole-unit Deb",
+        ),
+        (1.0, "Debye", r"dipoles are 0.208 times.*as if they were in e\*A: add --dipole-unit e\*A"),
+        (-1.0, "e*A", "dipoles are -1 times.*: --key dipole=-NAME takes the negative"),
+    ],
+)
+def test_dipoles_that_contradict_partial_charges_are_refused(factor, unit, reason):
+    images = charged(20)
+    for atoms in images:
+        atoms.calc.results["dipole"] = atoms.calc.results["dipole"] * factor
+    ase.io.write("data.xyz", images)
+    data = replace(DATA, labels=Labels(dipole_unit=unit))
+    with pytest.raises(InputError, match=reason):
+        train(data=data)
+
+
+def test_partial_charges_that_make_dipoles_too_small_are_taken():
+    images = charged(20)
+    for atoms in images:
+        atoms.calc.results["charges"] = atoms.calc.results["charges"] / 2.5
+    ase.io.write("data.xyz", images)
+    train()
+
+
 def test_dipoles_of_periodic_structures_are_not_used():
     images = labeled(3, periodic=True)
     for atoms in images:
