@@ -150,8 +150,9 @@ def _charge_rows(config: TensorNetConfig) -> list[tuple[str, str]]:
         "reaction-field": f"within {config.coulomb_cutoff} Å, with a reaction field",
         "pme": f"particle-mesh Ewald, error {config.pme_error}, pairs to {config.coulomb_cutoff} Å",
     }
+    floor = f", least weight {config.softness_floor:g}" if config.softness_floor else ""
     return [
-        ("charges", f"{config.charge_channels} per atom and layer"),
+        ("charges", f"{config.charge_channels} per atom and layer{floor}"),
         ("Coulomb energy", coulomb[config.coulomb_method]),
         ("repulsion", "within bonds" if config.repulsion else "none"),
     ]

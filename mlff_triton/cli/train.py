@@ -148,6 +148,9 @@ def _check_used(given: dict[str, Any], *, fine_tunes: bool) -> None:
             raise InputError(f"{option} needs --from MODEL")
     if "replay_weight" in given and "replay" not in given:
         raise InputError("--replay-weight needs --replay FILE")
+    for name in ("valid", "test"):
+        if name in given and f"{name}_file" in given:
+            raise InputError(f"--{name} has no effect with --{name}-file: leave one of them out")
 
 
 def _run(

@@ -42,13 +42,15 @@ def test_info_describes_charges(run, charged):
         "H -1.0000, C -5.0000, N -7.0000",
     ):
         assert expected in out
-    short = charged_model(coulomb_cutoff=2.5, repulsion=True)
+    assert "least weight" not in out
+    short = charged_model(coulomb_cutoff=2.5, repulsion=True, softness_floor=0.01)
     short.references = torch.zeros_like(short.references)
     save_model(short, "short.safetensors")
     out = run("info", "short.safetensors")[1]
     assert re.search(r"references +│ none", out)
     assert "within 2.5 Å, with a reaction field" in out
     assert "within bonds" in out
+    assert "3 per atom and layer, least weight 0.01" in out
 
 
 def test_energy_writes_charges_and_dipoles(run, charged):

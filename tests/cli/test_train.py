@@ -166,6 +166,7 @@ def test_training_that_stops_early_says_so(train):
         (("--charge-weight", 2), "--charge-weight needs a model with charges"),
         (("--charges", "--dipole-weight", -1), "weights of the loss must not be negative"),
         (("--valid-file", "absent.xyz"), "there is no file 'absent.xyz' of structures"),
+        (("--test", 2, "--test-file", "data.xyz"), "--test has no effect with --test-file"),
         (("--out", "data.xyz"), "data.xyz is a file: choose another --out"),
     ],
 )
