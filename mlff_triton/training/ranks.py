@@ -217,7 +217,7 @@ def _watched(others: Sequence[Spawned], device: torch.device, ranks: Ranks) -> I
                 assert ranks.lost is not None
                 ranks.lost.set()
                 if device.type == "cuda":
-                    dist.group.WORLD._get_backend(device).abort()
+                    dist.distributed_c10d._get_default_group()._get_backend(device).abort()
                 return
 
     thread = threading.Thread(target=watch, daemon=True)
