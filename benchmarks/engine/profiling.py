@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 
 import torch
 
@@ -15,6 +16,7 @@ from mlff_triton.errors import InputError
 
 STEPS = 5
 ROWS = 40
+NAME = 50  # characters
 COMMANDS = {
     "ncu": "ncu --set full --profile-from-start off --graph-profiling node --force-overwrite -o",
     "nsys": "nsys profile --trace cuda,nvtx --capture-range cudaProfilerApi "
@@ -33,9 +35,28 @@ def profile(case: Case, implementation: Implementation, device: torch.device) ->
             prepared.step()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-    key = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    print(f"{case.bench} {case.name}, {implementation.name}: {STEPS} steps")
-    print(recorded.key_averages().table(sort_by=key, row_limit=ROWS, max_name_column_width=80))
+    where = "device" if device.type == "cuda" else "cpu"
+    events = recorded.key_averages()
+    times = {event.key: getattr(event, f"self_{where}_time_total") / STEPS for event in events}
+    print(f"{case.bench} {case.name}, {implementation.name}: us per step on the {where}")
+    print(table(times, {event.key: event.count / STEPS for event in events}))
+
+
+def table(times: Mapping[str, float], counts: Mapping[str, float]) -> str:
+    """Return a line per kernel: time, share of all times, calls and name; the slowest first.
+
+    Parameters
+    ----------
+    times, counts : mapping
+        Time and number of calls per step by the name of the kernel.
+    """
+    total = sum(times.values())
+    slowest = sorted(times, key=lambda name: -times[name])[:ROWS]
+    return "\n".join(
+        f"{times[name]:10.1f} {times[name] / total:7.1%} {counts[name]:6.1f}  {name[:NAME]}"
+        for name in slowest
+        if times[name]
+    )
 
 
 def trace(case: Case, implementation: Implementation, device: torch.device) -> None:
