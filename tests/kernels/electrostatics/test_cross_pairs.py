@@ -38,7 +38,14 @@ def operators(request, device):
     return (cross_pairs, device) if request.param == "kernels" else (loops, "cpu")
 
 
-@pytest.mark.parametrize("sizes", [(1, 1), (3, 130), (17, 63), (2, 1500), (300, 2)], ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        *((1, 1), (3, 130), (17, 63), (2, 1500), (40, 2)),
+        pytest.param((300, 2), marks=pytest.mark.gpu),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("is_periodic", [True, False])
 @pytest.mark.parametrize("name", TERMS)
 def test_agrees_with_the_reference(operators, name, is_periodic, sizes):
