@@ -282,6 +282,17 @@ def charges() -> list[str]:
     ]
 
 
+def many() -> list[str]:
+    """Return claims about embeddings of a proteome from file to file."""
+    cases = (measured("embed")[f"esm2-{size}-20000-h5"] for size in ("8m", "650m"))
+    first, second = (case["gpus-1-fp16"].ms_p50 / 1000 for case in cases)
+    return [
+        f"20,000 proteins with the lengths of a proteome take {first:.0f} s with ESM-2 8M and "
+        f"{second:.0f} s with ESM-2 650M",
+        f"That is {20_000 / first:.0f} and {20_000 / second:.0f} proteins per second",
+    ]
+
+
 CLAIMS: dict[str, Callable[[], list[str]]] = {
     "README.md": readme,
     "docs/index.md": home,
@@ -297,6 +308,7 @@ CLAIMS: dict[str, Callable[[], list[str]]] = {
     "docs/genomic-models.md": genomic_models,
     "docs/alignment.md": alignment,
     "docs/charges.md": charges,
+    "docs/many.md": many,
 }
 """Claims by page. Other pages have none."""
 
