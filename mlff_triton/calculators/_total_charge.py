@@ -9,15 +9,18 @@ from typing import Any
 import numpy as np
 from ase import Atoms
 
-from mlff_triton._common.charges import names_total_charge, sum_of_charges
+from mlff_triton._common.charges import (
+    is_number,
+    is_open_shell,
+    names_spin,
+    names_total_charge,
+    sum_of_charges,
+)
 from mlff_triton._common.text import short_repr
 from mlff_triton.engine.batch import MAX_CHARGE, check_charge
 from mlff_triton.errors import InputError
 
 CHARGE = "charge"
-MULTIPLICITIES = frozenset({"multiplicity", "spin_multiplicity", "mult"})
-SPINS = frozenset({"spin"})
-"""Names of other packages in lower case. By convention, a spin of 1 may be a multiplicity."""
 
 
 class UnusedInfoWarning(UserWarning):
@@ -78,9 +81,7 @@ def charge_of(atoms: Atoms) -> int:
 
 def notes_charge_or_spin(key: object) -> bool:
     """Return True if a key of ``info`` is one that `unused_info` looks for."""
-    return isinstance(key, str) and (
-        names_total_charge(key) or key.lower() in MULTIPLICITIES | SPINS
-    )
+    return names_total_charge(key) or names_spin(key)
 
 
 def unused_info(info: Mapping[Any, Any], charge: float) -> str:
@@ -94,30 +95,18 @@ def unused_info(info: Mapping[Any, Any], charge: float) -> str:
         Total charge of the computation.
     """
     for key, value in info.items():
-        name = key.lower() if isinstance(key, str) else ""
-        if names_total_charge(key) and key != CHARGE and not _is(value, charge):
+        if names_total_charge(key) and key != CHARGE and not is_number(value, charge):
             return (
                 f"{key}={_shown(value)} of a structure is not used: its total charge is "
                 f'{charge:g}. If that is wrong, set info["charge"], or give --charge'
             )
-        if (name in MULTIPLICITIES and not _is(value, 1)) or (
-            name in SPINS and not (_is(value, 0) or _is(value, 1))
-        ):
+        if is_open_shell(key, value):
             return f"{key}={_shown(value)} of a structure is not used: models know no spin"
     return ""
 
 
 def _shown(value: object) -> str:
     return short_repr(value.item() if isinstance(value, np.generic) else value)
-
-
-def _is(value: object, expected: float) -> bool:
-    """Return True if a value is a number, or a list or array of one element."""
-    try:
-        array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        return False
-    return array.size == 1 and bool(array.ravel()[0] == expected)
 
 
 class UnusedInfo:

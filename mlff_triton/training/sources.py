@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mlff_triton._common.charges import is_open_shell
 from mlff_triton._common.files import path_of
 from mlff_triton._common.text import printable
 from mlff_triton.errors import InputError
@@ -21,6 +22,7 @@ from mlff_triton.training.labels import Labels, unread_charge
 from mlff_triton.training.outliers import outliers
 from mlff_triton.training.tables import checked_table
 
+NO_SPIN = "a model knows no spin, so that all structures should have the same"
 Checked = tuple[Frames | None, list[tuple[str, str]], Collection[str]]
 """Structures, names of bad ones with the reasons, and the labels that were found."""
 
@@ -65,8 +67,8 @@ def read_frames(
         if not path.is_file():
             raise InputError(f"there is no file {printable(file)!r} of structures")
         is_array = path.suffix.lower() in (*NPZ, *HDF5)
-        read = _checked_tables if is_array else _checked_frames
-        for found, reasons, names in read(path, labels):
+        read = _checked_tables(path, labels) if is_array else _checked_frames(path, labels, say)
+        for found, reasons, names in read:
             parts += [] if found is None else [found]
             bad += reasons
             present.update(names)
@@ -148,9 +150,9 @@ def _checked_tables(path: Path, labels: Labels) -> Iterator[Checked]:
         first += len(table)
 
 
-def _checked_frames(path: Path, labels: Labels) -> Iterator[Checked]:
+def _checked_frames(path: Path, labels: Labels, say: Callable[[str], None]) -> Iterator[Checked]:
     """Yield all structures of a file that ASE reads."""
-    frames, bad = [], []
+    frames, bad, open_shells = [], [], []
     present: set[str] = set()
     for k, found in enumerate(labeled_frames(path)):
         name = f"{path}, frame {k}"
@@ -163,9 +165,13 @@ def _checked_frames(path: Path, labels: Labels) -> Iterator[Checked]:
             present.update(given)
             given |= labels.charge_of_atoms(values)
             _check_charge(given.get("charge", 0), values, labels)
+            open_shells += [f"{k} of {name}" for k, v in values.items() if is_open_shell(k, v)]
             chosen = {label: given[label] for label in labels.keys if label in given}
             key = {"forces_key": labels.key_of("forces", values)}
             frames.append(checked_frame(name, {**given, **own, **chosen, **key}, labels))
         except BadFrameError as error:
             bad.append((name, str(error)))
+    if open_shells:
+        count, first = len(open_shells), printable(open_shells[0])
+        say(f"structures that are not singlets: {count}, the first by {first}; {NO_SPIN}")
     yield Frames.of(frames) if frames else None, bad, present

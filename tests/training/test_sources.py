@@ -349,6 +349,21 @@ def test_initial_charges_are_the_total_charge_as_in_calculators():
         read_frames(["data.xyz"], Labels())
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "is_told"),
+    [("multiplicity", 3, True), ("Spin", 2, True), ("spin", 1, False), ("mult", 1, False)],
+)
+def test_other_states_than_singlets_are_told(name, value, is_told):
+    """A model that learns from singlets and triplets learns a mean of both."""
+    images = labeled(3)
+    images[1].info[name] = value
+    ase.io.write("data.xyz", images, format="extxyz")
+    said = []
+    read_frames(["data.xyz"], Labels(), say=said.append)
+    first = f"1, the first by {name} of data.xyz, frame 1; a model knows no spin"
+    assert [first in line for line in said] == [True] * is_told
+
+
 def test_named_positions_are_those_of_the_name():
     images = labeled(3)
     for atoms in images:
