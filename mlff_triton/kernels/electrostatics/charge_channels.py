@@ -14,6 +14,7 @@ from mlff_triton.kernels.electrostatics.mesh_ewald import mesh_gradients
 from mlff_triton.kernels.electrostatics.reference.slab import slab_sums
 from mlff_triton.kernels.electrostatics.types import ChannelSums, PMEParameters
 from mlff_triton.kernels.ops.segment_sum import segment_sum
+from mlff_triton.kernels.types.charges import SumParts
 
 
 def channel_sums(
@@ -23,6 +24,7 @@ def channel_sums(
     cell: Tensor,
     system: Tensor,
     parameters: PMEParameters,
+    sum_parts: SumParts | None = None,
 ) -> ChannelSums:
     """Compute potentials at atoms, and the gradients of their energy, without autograd.
 
@@ -44,10 +46,14 @@ def channel_sums(
         System of each atom, ascending.
     parameters : PMEParameters
         Splitting, mesh, order, and the direction in which systems are slabs.
+    sum_parts : callable, optional
+        Function that sums values over all parts of the systems, if these are the atoms of one part.
+        Charges and moments are summed, so all parts have the same meshes.
 
     Returns
     -------
     ChannelSums
+        Of the given atoms, but virials are those of the whole systems.
 
     Raises
     ------
@@ -62,6 +68,7 @@ def channel_sums(
         cell.repeat(n_channels, 1, 1),
         (numbers[:, None] * len(cell) + system).flatten(),
         parameters,
+        sum_parts,
     )
     factors = weights[:, None, None]
     gradient = (found.positions.view(n_channels, n_atoms, 3) * factors).sum(0)
@@ -73,8 +80,10 @@ def channel_sums(
     sums = ChannelSums(potential, gradient, virial + cell.mT @ by_cell)
     if parameters.slab is None:
         return sums
-    slab = slab_sums(
-        *(charges, weights, positions, cell, system.long(), parameters.slab),
-        lambda rows: segment_sum(rows, pointers),
-    )
-    return sums.plus(slab)
+
+    def total(rows: Tensor) -> Tensor:
+        sums = segment_sum(rows, pointers)
+        return sums if sum_parts is None else sum_parts(sums)
+
+    given = charges, weights, positions, cell, system.long(), parameters.slab
+    return sums.plus(slab_sums(*given, total))

@@ -20,6 +20,7 @@ from mlff_triton.kernels.electrostatics.arguments import constants
 from mlff_triton.kernels.electrostatics.splines import spline, spline_slope
 from mlff_triton.kernels.neighbors.bins import plane
 from mlff_triton.kernels.ops.segment_sum import segment_sum
+from mlff_triton.kernels.types.charges import SumParts
 
 _FAR = tl.constexpr(1e9)  # mesh points from the origin, which int32 can hold
 _BITS = tl.constexpr(61)  # of the largest sum of units
@@ -321,14 +322,18 @@ def spread(
     places: Places,
     mesh: tuple[int, int, int],
     order: int,
+    sum_parts: SumParts | None = None,
 ) -> Tensor:
     """Return the charges [N] on the mesh, [B, K0, K1, K2], given the `system_pointers`.
 
     They are rounded to 2^-60 of the sum of their sizes in a system. The mesh of a system is NaN if
-    one of its charges is not finite or has no place.
+    one of its charges is not finite or has no place. If these are charges of a part of each system,
+    ``sum_parts`` sums values over all parts, whose meshes have the same bits.
     """
     n_atoms, n_systems, n_points = len(charges), len(places.planes), mesh[0] * mesh[1] * mesh[2]
     total = segment_sum(charges.abs(), pointers, "float64")
+    if sum_parts is not None:
+        total = sum_parts(total)
     sums = torch.zeros(n_systems, n_points, dtype=torch.int64, device=charges.device)
     offset = torch.zeros_like(places.volume)
     out = charges.new_empty(n_systems, *mesh)
@@ -348,7 +353,10 @@ def spread(
                 POINTS=_POINTS,
                 ATOMS=_ATOMS,
             )
-        blocks = triton.cdiv(n_points, _CONVERTED)
+    if sum_parts is not None:
+        sums, offset = sum_parts(sums), sum_parts(offset)
+    blocks = triton.cdiv(n_points, _CONVERTED)
+    with torch.cuda.device_of(charges):
         _convert_kernel[(blocks, n_systems)](sums, total, offset, out, n_points, BLOCK=_CONVERTED)
     return out
 

@@ -37,6 +37,7 @@ from mlff_triton.kernels.electrostatics.moduli import inverse_moduli
 from mlff_triton.kernels.electrostatics.reference import mesh_ewald as reference
 from mlff_triton.kernels.electrostatics.types import COULOMB, Electrostatics, PMEParameters
 from mlff_triton.kernels.ops.segment_sum import segment_sum
+from mlff_triton.kernels.types.charges import SumParts
 
 _COULOMB = tl.constexpr(COULOMB)
 _PI = tl.constexpr(math.pi)
@@ -178,16 +179,35 @@ def _mesh_ewald(
     order: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return energies [B] and their gradients by charges, positions and cells."""
-    out, size = empty_gradients(charges, positions, cell), (mesh[0], mesh[1], mesh[2])
+    size = mesh[0], mesh[1], mesh[2]
+    parameters = PMEParameters(splitting, math.pi, size, order)
+    return mesh_gradients(charges, positions, cell, system, parameters)
+
+
+def mesh_gradients(
+    charges: Tensor,
+    positions: Tensor,
+    cell: Tensor,
+    system: Tensor,
+    parameters: PMEParameters,
+    sum_parts: SumParts | None = None,
+) -> EnergyGradients:
+    """Compute `mesh_ewald` for atoms that need no check, and return all gradients.
+
+    If the atoms are a part of each system, ``sum_parts`` sums values over all parts. Energies are
+    those of its atoms. So are the gradients by the cell through fractional coordinates, but those
+    through waves belong to the whole system.
+    """
+    out, size, order = empty_gradients(charges, positions, cell), parameters.mesh, parameters.order
     charges, positions, n_systems = charges.contiguous(), positions.contiguous(), len(cell)
     places = locate(positions, cell.double().contiguous(), system, size, charges.dtype)
 
     pointers = system_pointers(system, n_systems)
-    charged = spread(charges, system, pointers, places, size, order)
-    potentials, of_waves = convolved(charged, places, splitting, order)
+    charged = spread(charges, system, pointers, places, size, order, sum_parts)
+    potentials, of_waves = convolved(charged, places, parameters.splitting, order)
 
     of_atoms = charges.new_empty(len(charges), COLUMNS, dtype=torch.float64)
-    self_potential = 2 * COULOMB * splitting / math.sqrt(math.pi)
+    self_potential = 2 * COULOMB * parameters.splitting / math.sqrt(math.pi)
     results = out.charges, out.positions, of_atoms
     gather(potentials, charges, positions, system, places, self_potential, order, results)
     totals = segment_sum(of_atoms, pointers)
@@ -225,16 +245,6 @@ def convolved(
         )
     potentials = torch.fft.irfftn(spectrum, s=size, dim=(1, 2, 3), norm="forward")
     return potentials.contiguous(), of_waves
-
-
-def mesh_gradients(
-    charges: Tensor, positions: Tensor, cell: Tensor, system: Tensor, parameters: PMEParameters
-) -> EnergyGradients:
-    """Compute `mesh_ewald` for atoms that need no check, and return all gradients."""
-    mesh, order = list(parameters.mesh), parameters.order
-    return EnergyGradients(
-        *_mesh_ewald(charges, positions, cell, system, parameters.splitting, mesh, order)
-    )
 
 
 def mesh_ewald(
@@ -276,5 +286,7 @@ def mesh_ewald(
         If the tensors are not on a GPU.
     """
     check_atoms(charges, positions, cell, batch)
-    found = mesh_gradients(charges, positions, cell, systems(charges, batch), parameters)
-    return Electrostatics(found.energy, found.charges)
+    mesh, order = list(parameters.mesh), parameters.order
+    given = charges, positions, cell, systems(charges, batch), parameters.splitting, mesh, order
+    energy, potential, *_ = _mesh_ewald(*given)
+    return Electrostatics(energy, potential)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 
 import pytest
 import torch
@@ -17,9 +18,10 @@ from mlff_triton.kernels.electrostatics.reference.charge_channels import (
 from mlff_triton.kernels.electrostatics.reference.mesh_ewald import mesh_ewald
 from mlff_triton.kernels.electrostatics.reference.slab import slab_correction
 from mlff_triton.kernels.electrostatics.reference.systems import sum_systems
-from mlff_triton.kernels.electrostatics.types import Electrostatics
+from mlff_triton.kernels.electrostatics.types import ChannelSums, Electrostatics
 from mlff_triton.testing import assert_close
 from tests.kernels.electrostatics.cases import MESH, Charged, charged
+from tests.support.exchanges import Board
 
 CHANNELS = 3
 
@@ -103,6 +105,62 @@ def test_kernels_agree_with_the_reference(structures, slab, device, dtype):
     for value, exact, degree in zip(found, expected, (0, 1, 1), strict=True):
         assert_close(value.cpu(), exact, degree, dtype, floor=1.0)
     assert all(map(torch.equal, found, charge_channels.channel_sums(*given)))
+
+
+def in_parts(operator, n_parts: int, charges, weights, atoms, parameters) -> list[ChannelSums]:
+    """Compute every n-th atom by itself, and exchange sums with the others."""
+    board, (positions, cell, system) = Board(n_parts), atoms
+
+    def compute(k: int) -> ChannelSums:
+        own = slice(k, None, n_parts)
+        of_atoms = positions[own], cell, system[own].contiguous()
+        given = charges[own], weights, *of_atoms, parameters
+        with board.turn():
+            return operator(*given, lambda values: reduce(torch.add, board.post(k, values)))
+
+    with ThreadPoolExecutor(n_parts) as pool:
+        return list(pool.map(compute, range(n_parts)))
+
+
+@pytest.mark.parametrize("slab", [None, 1])
+@pytest.mark.parametrize("n_parts", [2, 3])
+def test_parts_have_the_results_of_the_whole(n_parts, slab):
+    case, parameters = charged((9, "triclinic"), (7, "cubic")), replace(MESH, slab=slab)
+    charges, weights = channels(case)
+    atoms = case.positions, case.cell, case.batch
+    whole = channel_sums(charges, weights, *atoms, parameters)
+    for k, part in enumerate(in_parts(channel_sums, n_parts, charges, weights, atoms, parameters)):
+        assert_close(part.potential, whole.potential[k::n_parts], 0)
+        assert_close(part.gradient, whole.gradient[k::n_parts], 1)
+        assert_close(part.virial, whole.virial, 1)
+
+
+@pytest.mark.parametrize("slab", [None, 1])
+def test_meshes_of_parts_have_the_bits_of_the_whole(slab, device, dtype):
+    """Charges on a mesh are integers, so their order does not matter."""
+    case, parameters = charged((9, "triclinic"), (7, "cubic")), replace(MESH, slab=slab)
+    charges, weights = (t.to(device) for t in channels(case))
+    charges = charges.to(dtype)
+    atoms = case.positions.to(device), case.cell.to(device), case.batch.int().to(device)
+    whole = charge_channels.channel_sums(charges, weights, *atoms, parameters)
+    found = in_parts(charge_channels.channel_sums, 2, charges, weights, atoms, parameters)
+    for k, part in enumerate(found):
+        if slab is None:
+            assert torch.equal(part.potential, whole.potential[k::2])
+            assert torch.equal(part.gradient, whole.gradient[k::2])
+        assert_close(part.potential, whole.potential[k::2], 0, dtype)
+        assert_close(part.gradient, whole.gradient[k::2], 1, dtype)
+        assert_close(part.virial, whole.virial, 1, dtype, floor=1.0)
+
+
+def test_charges_that_are_not_finite_are_noticed_by_all_parts(device):
+    case = charged((9, "triclinic"))
+    charges, weights = (t.to(device) for t in channels(case))
+    charges[0, 1] = torch.nan
+    atoms = case.positions.to(device), case.cell.to(device), case.batch.int().to(device)
+    for part in in_parts(charge_channels.channel_sums, 2, charges, weights, atoms, MESH):
+        assert part.potential[:, 1].isnan().all()
+        assert part.potential[:, 0].isfinite().all()
 
 
 @pytest.mark.gpu

@@ -16,6 +16,7 @@ from mlff_triton.kernels.electrostatics.reference.slab import Moments, slab_sums
 from mlff_triton.kernels.electrostatics.reference.splines import spline_slopes, spline_weights
 from mlff_triton.kernels.electrostatics.reference.systems import inverse, sum_systems
 from mlff_triton.kernels.electrostatics.types import COULOMB, ChannelSums, PMEParameters
+from mlff_triton.kernels.types.charges import SumParts
 
 ATOMS = 4096
 """Atoms whose splines are kept at a time, of 125 points and about five numbers each."""
@@ -72,6 +73,7 @@ def channel_sums(
     cell: Tensor,
     system: Tensor,
     parameters: PMEParameters,
+    sum_parts: SumParts | None = None,
 ) -> ChannelSums:
     """Compute `mlff_triton.kernels.electrostatics.charge_channels.channel_sums` in float64.
 
@@ -86,6 +88,8 @@ def channel_sums(
         values = _product(spline_weights(fraction[i], parameters.order).unbind(1))
         points = _points(base[i], system[i], parameters)
         mesh.index_add_(0, points.flatten(), (charges[i, None] * values[..., None]).flatten(0, 1))
+    if sum_parts is not None:
+        mesh = sum_parts(mesh)
     spectrum = _transform(mesh, len(cell), parameters)
     virial = _virials(spectrum, weights, cell, parameters)
     mesh = _transform_back(spectrum * influence(cell, parameters)[..., None], parameters)
@@ -110,7 +114,12 @@ def channel_sums(
     sums = ChannelSums(potential, gradient, virial)
     if parameters.slab is not None:
         given = charges, weights, positions, cell, system, parameters.slab
-        sums = sums.plus(slab_sums(*given, lambda rows: sum_systems(rows, system, len(cell))))
+
+        def total(rows: Tensor) -> Tensor:
+            sums = sum_systems(rows, system, len(cell))
+            return sums if sum_parts is None else sum_parts(sums)
+
+        sums = sums.plus(slab_sums(*given, total))
     return sums._replace(potential=sums.potential.to(dtype))
 
 
