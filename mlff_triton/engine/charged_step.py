@@ -6,9 +6,10 @@ of the next layer and, with those after the last layer, the Coulomb energy. In t
 the gradients of the charges of a layer join those of its tensors.
 
 Parts of a system compute their own atoms only. They exchange tensors and charges of senders, and
-sum charges over all parts. In the backward pass, loops on a CPU find gradients for senders and
-return them to their owners. Kernels instead fetch the gradients of messages, as for a TensorNet,
-and return only the gradients of receivers' charges.
+sum charges over all parts. For particle-mesh Ewald, they also sum meshes with the charges of their
+own atoms, and each of them transforms the sum. In the backward pass, loops on a CPU find gradients
+for senders and return them to their owners. Kernels instead fetch the gradients of messages, as for
+a TensorNet, and return only the gradients of receivers' charges.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from mlff_triton.engine.charge_parameters import ChargeParameters
-from mlff_triton.engine.mesh import Mesh, MeshOperator, MeshOrder, with_waves
+from mlff_triton.engine.mesh import Mesh, MeshOperator, MeshRows, with_waves
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.part import Exchange, PartBorders
 from mlff_triton.engine.step import (
@@ -143,7 +144,8 @@ def evaluate_charged_part(
         Own atoms and ghosts, but ``system_ptr`` and ``charged`` refer to own atoms only. The energy
         offsets of ghosts must be 0.
     geometry : Geometry
-        Positions and edges of all of them. Senders are rows; rows of own atoms come first.
+        Positions and edges of all of them. Senders are rows; rows of own atoms come first. A mesh
+        is that of the whole system, and the same for all parts.
     n_own : int
         Number of own atoms, which come first, with their padding.
     borders : PartBorders or GatheringBorders
@@ -157,12 +159,13 @@ def evaluate_charged_part(
     assert p.charges is not None
     assert systems.charged is not None
     near, far = geometry.near, geometry.far
-    of_own, order = near.of_first(n_own), systems.order
+    of_own, order, positions = near.of_first(n_own), systems.order, geometry.positions
     if isinstance(borders, PartBorders):  # opposite edges belong to other parts
         itself = torch.arange(len(near.senders), dtype=torch.int32, device=near.senders.device)
         of_own, order = of_own._replace(reverse=itself), order[:n_own]
+        positions = positions[:n_own]
     far = None if far is None else far.of_first(n_own)
-    own = Geometry(geometry.positions[:n_own], of_own, far)
+    own = Geometry(positions, of_own, far, geometry.mesh)
     charged = replace(systems.charged, system=systems.charged.system[:n_own])
     given = ops, p, p.charges, replace(systems, order=order), charged, own
     step = _Step(*given, borders, near)
@@ -382,13 +385,13 @@ class _Step(NamedTuple):
         extended = self._extend(charges[None], for_coulomb=True)[0]
         to_user = self.systems.order
         sums = ops.coulomb_edges(extended, *given[1:], edges, weights.field, to_user)
-        mesh, charged = self.geometry.mesh, self.charged
         if not isinstance(weights.field, EwaldField):
             return sums
+        mesh = self.geometry.mesh
+        rows = MeshRows(to_user, self.charged.system, self.systems.system_ptr)
         assert mesh is not None
-        rows = MeshOrder(to_user, charged.rank, charged.system, self.systems.system_ptr)
-        positions = self.geometry.positions
-        return with_waves(sums, charges, weights, positions, mesh, rows, self.ops.mesh)
+        arguments = self.geometry.positions, mesh, rows, self.ops.mesh, self._sum_parts
+        return with_waves(sums, charges, weights, *arguments)
 
     def _in_field(self, coulomb: CoulombSums, field: Potentials) -> CoulombSums:
         """Add the energies of the partial charges in a field, and their gradients."""

@@ -29,7 +29,7 @@ class CpuPart(HostPart):
     """
 
     def __init__(self, model: CpuModel, charge: float) -> None:
-        super().__init__(charge, torch.device("cpu"))
+        super().__init__(charge, torch.device("cpu"), model.parameters.mesh_choice)
         self._model = model
         self._is_compiled = False
 
@@ -61,7 +61,8 @@ class CpuPart(HostPart):
         image = OwnImages(np.zeros(1, dtype=np.int32), 1)
         exchange = None if self._atoms.exchange is None else image
         part.set_atoms(PartAtoms(sample.numbers, 1, 2, exchange))
-        part._compute(sample.positions)
+        part._is_compiled = True
+        part.step(sample.positions, per_atom=False, box=sample.boxes[0])
 
     @own_threads()
     def _compute(self, positions: FloatArray) -> PartResults:
@@ -71,7 +72,7 @@ class CpuPart(HostPart):
         exchange, n_own = self._atoms.exchange, self._atoms.n_own
         if p.charges is not None:
             assert exchange is not None
-            geometry = geometry_of(p.charges, self._neighbors, batch, edges)
+            geometry = geometry_of(p.charges, self._neighbors, batch, edges, self._mesh)
             rename_senders(edges, self._rows)
             if geometry.near is not edges:
                 rename_senders(geometry.near, self._rows)

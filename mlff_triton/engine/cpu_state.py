@@ -107,7 +107,7 @@ class CpuState:
         edges = self.neighbors.update(batch)
         if p.charges is None:
             return self._evaluate_local(edges)
-        geometry = geometry_of(p.charges, self.neighbors, batch, edges)._replace(mesh=self._mesh)
+        geometry = geometry_of(p.charges, self.neighbors, batch, edges, self._mesh)
         return evaluate_charged_step(ops, p, self._systems, geometry, self._status, field)
 
     def _evaluate_local(self, edges: Edges) -> Outputs:
@@ -143,10 +143,14 @@ class CpuState:
 
 
 def geometry_of(
-    charges: ChargeParameters, neighbors: CpuNeighbors, batch: Batch, edges: Edges
+    charges: ChargeParameters,
+    neighbors: CpuNeighbors,
+    batch: Batch,
+    edges: Edges,
+    mesh: Mesh | None,
 ) -> Geometry:
     """Return the arguments of a TensorNet2 step, given the updated edges of a batch."""
     near, far = edges, edges if charges.is_truncated else None
     if charges.network_cutoff < charges.list_cutoff:
         near = neighbors.within(charges.network_cutoff, batch)
-    return Geometry(torch.from_numpy(batch.positions), near, far)
+    return Geometry(torch.from_numpy(batch.positions), near, far, mesh)

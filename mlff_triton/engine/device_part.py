@@ -21,6 +21,7 @@ from mlff_triton.engine.charged_step import Operators, evaluate_charged_part
 from mlff_triton.engine.device_borders import AloneBorders, DeviceBorders
 from mlff_triton.engine.device_neighbors import AtomBuffers, DeviceModel, DeviceNeighbors
 from mlff_triton.engine.device_state import DeviceState, pinned
+from mlff_triton.engine.mesh import MeshPlan, PartMesh
 from mlff_triton.engine.part import (
     ALIGNMENT,
     PartAtoms,
@@ -34,7 +35,7 @@ from mlff_triton.engine.step_graph import StepGraph
 from mlff_triton.engine.totals import WIDTH, Totals
 from mlff_triton.kernels.electrostatics.charge_channels import channel_sums
 from mlff_triton.kernels.neighbors.shells import count_hops, renumbered, sort_by_hops
-from mlff_triton.neighbors.box import FloatArray
+from mlff_triton.neighbors.box import Box, FloatArray
 from mlff_triton.neighbors.neighbor_list import check_positions
 
 
@@ -157,6 +158,14 @@ class PartState(DeviceState):
         self._own_ptr = torch.zeros(3, dtype=torch.int32, device=model.device)
         self._charge = torch.full((2,), charge, dtype=torch.float64, device=model.device)
         self.atoms.cell.copy_(torch.eye(3, dtype=torch.float64))
+        self._plan: MeshPlan | None = None
+        self._cell = self.atoms.cell[:1].clone()  # of the whole system, for its mesh
+
+    def set_mesh(self, plan: MeshPlan, box: Box) -> None:
+        """Take over the mesh of the whole system and its cell."""
+        self.neighbors.layout += plan != self._plan  # as launches change
+        self._plan = plan
+        self._cell.copy_(torch.from_numpy(box.cell))
 
     def _make_neighbors(self) -> PartNeighbors:
         return PartNeighbors(self.model, self.atoms, self._borders)
@@ -246,7 +255,9 @@ class PartState(DeviceState):
         """Launch the kernels of a TensorNet2."""
         operators = Operators(self.model.operators, self.model.charged_operators, channel_sums)
         own = replace(systems, system_ptr=self._own_ptr)
-        given = operators, self.model.parameters, own, self._geometry, self.neighbors.sizes[0]
+        mesh = None if self._plan is None else self._plan.in_cells(self._cell)
+        geometry = self._geometry._replace(mesh=mesh)
+        given = operators, self.model.parameters, own, geometry, self.neighbors.sizes[0]
         forces, atoms, uncertainty = evaluate_charged_part(*given, borders)
         totals = self.model.operators.totals(atoms, self.status, systems.system_ptr)
         return Outputs(Totals(totals), forces, atoms, None, uncertainty)
@@ -297,6 +308,10 @@ class PartBuffers:
         self._part = part
         n_atoms = len(part.numbers)
         self._staging.numpy()[n_atoms:] = self._padding[n_atoms:]
+
+    def set_mesh(self, plan: MeshPlan, box: Box) -> None:
+        """Upload the cell of a mesh; see `PartState.set_mesh`."""
+        self._state.set_mesh(plan, box)
 
     def step(self, positions: FloatArray, *, per_atom: bool) -> PartPrediction:
         """Run a step; see `mlff_triton.engine.part.PartStep.step`."""
@@ -382,6 +397,8 @@ class DevicePart:
         self._on_gpu = on_gpu
         self._buffers: PartBuffers | None = None
         self._part: PartAtoms | None = None  # those in the buffers
+        choice = model.parameters.mesh_choice
+        self._mesh = None if choice is None else PartMesh(choice, model.device)
 
     def set_atoms(self, atoms: PartAtoms) -> None:
         """Replace all atoms, in the same buffers if those have enough rows, but not too many."""
@@ -399,6 +416,8 @@ class DevicePart:
                 self._buffers = PartBuffers(self._model, size, self._charge, exchanges=exchanges)
             assert self._buffers is not None
             self._buffers.set_part(atoms)
+        if self._mesh is not None:
+            self._mesh.forget_atoms()
         self._part = atoms
 
     def _fits(self, least: int, *, exchanges: bool) -> bool:
@@ -408,11 +427,18 @@ class DevicePart:
             return False
         return least <= buffers.n_rows <= 2 * least
 
-    def step(self, positions: FloatArray, *, per_atom: bool) -> PartPrediction:
+    def step(
+        self, positions: FloatArray, *, per_atom: bool, box: Box | None = None
+    ) -> PartPrediction:
         """Compute the current atoms, at least one of them own, in Å and eV."""
         assert self._buffers is not None
         assert self._part is not None  # as `set_atoms` precedes everything else
         with self._on_gpu(self._part):
+            if self._mesh is not None:
+                assert self._part.exchange is not None
+                assert box is not None
+                own, gather = positions[: self._part.n_own], self._part.exchange.gather
+                self._buffers.set_mesh(self._mesh.update(own, box, gather), box)
             return self._buffers.step(positions, per_atom=per_atom)
 
 

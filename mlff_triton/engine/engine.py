@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -297,15 +297,19 @@ class Engine:
     def _check_charge(self, batch: Batch) -> None:
         """Refuse charged systems or warn about them, as `evaluate` does."""
         check_neutral(self.uses_charge, batch.charge)
-        if self._has_warned or not batch.charge.any():
+        if batch.charge.any():
+            self._warn_of_backgrounds(batch.charge, batch.boxes)
+
+    def _warn_of_backgrounds(self, charges: Iterable[float], boxes: Iterable[Box]) -> None:
+        """Warn once if a cell is charged and its Coulomb energy is by particle-mesh Ewald."""
+        if self._has_warned or not self.uses_mesh:
             return
-        if self.uses_mesh:
-            systems = zip(batch.charge, batch.boxes, strict=True)
-            charged = [(charge, box) for charge, box in systems if charge and box.pbc.any()]
-            self._has_warned = bool(charged)
-            for charge, box in charged[:1]:
-                text = background(charge, slab=not box.pbc.all())
-                warnings.warn(text, ChargedCellWarning, stacklevel=3)
+        systems = zip(charges, boxes, strict=True)
+        charged = [(charge, box) for charge, box in systems if charge and box.pbc.any()]
+        self._has_warned = bool(charged)
+        for charge, box in charged[:1]:
+            text = background(charge, slab=not box.pbc.all())
+            warnings.warn(text, ChargedCellWarning, stacklevel=4)
 
     @property
     def contact_reach(self) -> float:
@@ -451,7 +455,8 @@ class Engine:
         -------
         SystemPart
             Its ``step`` takes and returns arrays on the CPU. It owns its buffers and, on a GPU, its
-            CUDA graph.
+            CUDA graph. If the Coulomb energy uses particle-mesh Ewald, ``step`` needs the cell of
+            the whole system.
 
         Raises
         ------
@@ -459,13 +464,8 @@ class Engine:
             If the charge is invalid.
         BackendError
             If each atom depends on all others of its system, as in a TensorNet2, and the backend
-            has no steps with an exchange. Also if the Coulomb energy uses particle-mesh Ewald.
+            has no steps with an exchange.
         """
-        if self.uses_mesh:
-            raise BackendError(
-                "parts of a system have no mesh for particle-mesh Ewald: load the model with "
-                "coulomb='reaction-field', or compute the system in one process"
-            )
         total = check_charge(charge)
         check_neutral(self.uses_charge, total)
         reach = max(steps.reach for steps in self._steps) if self.is_local else math.inf
@@ -482,19 +482,25 @@ class Engine:
         tensors = max(steps.tensor_reach for steps in self._steps)
         return SystemPart(reach, with_exchange, tensors, members, self._call, units)
 
-    def check_box(self, cell: ArrayLike | None, pbc: ArrayLike) -> None:
+    def check_box(self, cell: ArrayLike | None, pbc: ArrayLike, charge: int = 0) -> None:
         """Raise `InputError` if the energy of a model with charges is not defined in a box.
 
-        `part` does not know of the box. Other methods check it themselves.
+        Parts do not check it. Other methods check it themselves.
 
         Parameters
         ----------
-        cell, pbc
+        cell, pbc, charge
             Same as for `compute`.
+
+        Warns
+        -----
+        ChargedCellWarning
+            As `evaluate` does.
         """
         box = Box.of(cell, pbc)
         for member in self._members:
             member.check_box(box)
+        self._warn_of_backgrounds([charge], [box])
 
     def dynamics(
         self, batch: Batch, masses: ArrayLike, limits: FloatArray | None = None

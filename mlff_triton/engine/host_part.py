@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mlff_triton.engine.batch import to_tensor
 from mlff_triton.engine.charged_step import Geometry, Operators, evaluate_charged_part
+from mlff_triton.engine.mesh import Mesh, MeshChoice, PartMesh
 from mlff_triton.engine.parameters import Parameters
 from mlff_triton.engine.part import (
     PartAtoms,
@@ -21,7 +22,7 @@ from mlff_triton.engine.part import (
 from mlff_triton.engine.step import ChargedAtoms, Systems, evaluate_part
 from mlff_triton.kernels.types.edges import Edges
 from mlff_triton.model.tensornet import TensorNet
-from mlff_triton.neighbors.box import FloatArray
+from mlff_triton.neighbors.box import Box, FloatArray
 from mlff_triton.neighbors.graph import Graph
 from mlff_triton.neighbors.verlet_list import VerletList
 
@@ -37,20 +38,36 @@ class HostPart(ABC):
         Total charge of the whole system in elementary charges.
     device : torch.device
         Device that computes the network.
+    mesh_choice : MeshChoice, optional
+        Choice of the mesh, if the Coulomb energy uses particle-mesh Ewald.
     """
 
-    def __init__(self, charge: float, device: torch.device) -> None:
+    def __init__(
+        self, charge: float, device: torch.device, mesh_choice: MeshChoice | None = None
+    ) -> None:
         self.device = device
         self._charge = torch.tensor([charge], dtype=torch.float64, device=device)
+        self._part_mesh = None if mesh_choice is None else PartMesh(mesh_choice, device)
+        self._mesh: Mesh | None = None
 
     def set_atoms(self, atoms: PartAtoms) -> None:
         """Replace all atoms."""
         self._atoms = atoms
+        if self._part_mesh is not None:
+            self._part_mesh.forget_atoms()
         self._numbers = to_tensor(atoms.numbers, self.device)
         self._prepare()
 
-    def step(self, positions: FloatArray, *, per_atom: bool) -> PartPrediction:
+    def step(
+        self, positions: FloatArray, *, per_atom: bool, box: Box | None = None
+    ) -> PartPrediction:
         """Compute the current atoms, at least one of them own, in Å and eV."""
+        if self._part_mesh is not None:
+            assert self._atoms.exchange is not None
+            assert box is not None
+            own = positions[: self._atoms.n_own]
+            plan = self._part_mesh.update(own, box, self._atoms.exchange.gather)
+            self._mesh = plan.in_cells(to_tensor(box.cell[None], self.device))
         forces, atoms, uncertainty = self._evaluate(positions)
         virials = virials_of(atoms[1:].cpu())
         energies = atoms[0, : self._atoms.n_own].cpu().numpy()
@@ -79,12 +96,19 @@ class ListPart(HostPart):
     ----------
     cutoff, skin : float
         Å.
-    charge, device
+    charge, device, mesh_choice
         Same as for `HostPart`.
     """
 
-    def __init__(self, cutoff: float, skin: float, charge: float, device: torch.device) -> None:
-        super().__init__(charge, device)
+    def __init__(
+        self,
+        cutoff: float,
+        skin: float,
+        charge: float,
+        device: torch.device,
+        mesh_choice: MeshChoice | None = None,
+    ) -> None:
+        super().__init__(charge, device, mesh_choice)
         self._cutoff, self._skin = cutoff, skin
 
     def _prepare(self) -> None:
@@ -163,7 +187,7 @@ class SequencePart(ListPart):
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        super().__init__(cutoff, skin, charge, device)
+        super().__init__(cutoff, skin, charge, device, parameters.mesh_choice)
         self._operators = operators
         self._parameters = parameters
         self._dtype = dtype
@@ -180,7 +204,8 @@ class SequencePart(ListPart):
         if p.charges is not None:
             assert exchange is not None
             near = self._edges(*within(p.charges.network_cutoff, graph, vectors))
-            geometry = Geometry(positions, near, edges if p.charges.is_truncated else None)
+            far = edges if p.charges.is_truncated else None
+            geometry = Geometry(positions, near, far, self._mesh)
             others = PartBorders(exchange, n_own)
             return evaluate_charged_part(self._operators, p, systems, geometry, n_own, others)
         status = torch.zeros(graph.n_atoms, dtype=torch.int32, device=self.device)

@@ -14,18 +14,23 @@ from torch import Tensor
 from mlff_triton.engine.batch import Batch
 from mlff_triton.engine.charge_parameters import CoulombWeights
 from mlff_triton.errors import InputError
+from mlff_triton.kernels.electrostatics.reference.systems import unit_normals
 from mlff_triton.kernels.electrostatics.types import ChannelSums, PMEParameters
-from mlff_triton.kernels.types.charges import CoulombSums
+from mlff_triton.kernels.types.charges import CoulombSums, SumParts
 from mlff_triton.model.config import TensorNet2Config
 from mlff_triton.model.mesh_coulomb import (
+    check_mesh_box,
     least_height,
     mesh_parameters,
     roomy,
     slab_cells,
     slab_of,
 )
+from mlff_triton.neighbors.box import Box, FloatArray
 
-MeshOperator = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, PMEParameters], ChannelSums]
+MeshOperator = Callable[
+    [Tensor, Tensor, Tensor, Tensor, Tensor, PMEParameters, SumParts | None], ChannelSums
+]
 """`channel_sums` in `mlff_triton.kernels.electrostatics.charge_channels` or its reference."""
 STRETCH = 1.1
 """Factor by which a barostat may stretch cells with the same mesh; errors grow by a half."""
@@ -79,21 +84,20 @@ class MeshPlan(NamedTuple):
         return self.parameters.slab == other.parameters.slab and all(n >= k for n, k in pairs)
 
 
-class MeshOrder(NamedTuple):
-    """Order of the rows of charges, as in `mlff_triton.engine.step.Systems`.
+class MeshRows(NamedTuple):
+    """Rows of charges, as in `mlff_triton.engine.step.Systems`.
 
     Attributes
     ----------
-    order, rank : int32 [N]
-        The user's index of each row, and the row of each of the user's atoms.
+    order : int32 [N or more]
+        The user's index of each row, and perhaps of others that follow.
     system : int32 [N]
-        System of each row.
+        System of each row, ascending. Rows of systems that have no mesh are padding.
     system_ptr : int32 [B + 1]
         First atom of each system, in the user's order.
     """
 
     order: Tensor
-    rank: Tensor
     system: Tensor
     system_ptr: Tensor
 
@@ -171,6 +175,83 @@ class MeshChoice:
         return MeshPlan(mesh_parameters(self._config, cells, slab), height)
 
 
+class PartMesh:
+    """The mesh of a system that is divided into parts, on which all parts agree.
+
+    Parts without atoms compute no steps, so they may have seen other cells. Whenever atoms are
+    replaced, the parts compare their meshes, and choose another one unless all have the same.
+
+    Parameters
+    ----------
+    choice : MeshChoice
+        The choice of this part.
+    device : torch.device
+        Device of the tensors that parts exchange.
+    """
+
+    def __init__(self, choice: MeshChoice, device: torch.device) -> None:
+        self._choice, self._device = choice, device
+        self._box: Box | None = None
+        self._plan: MeshPlan | None = None
+
+    def forget_atoms(self) -> None:
+        """Have the parts compare their meshes in the next step; all parts call this together."""
+        self._box = None
+
+    def update(
+        self, positions: FloatArray, box: Box, gather: Callable[[Tensor], list[Tensor]]
+    ) -> MeshPlan:
+        """Return the mesh for a cell.
+
+        All parts with atoms call this together.
+
+        Parameters
+        ----------
+        positions : float64 [n_own, 3]
+            Own atoms, Å.
+        box : Box
+            Cell of the whole system.
+        gather : callable
+            Function that returns the tensors of all parts with atoms, in the same order on each.
+
+        Raises
+        ------
+        InputError
+            On all parts, as `MeshChoice.update`, and if the box is periodic in fewer than two
+            directions.
+        """
+        check_mesh_box(box)
+        if self._plan is not None and box.pbc.all() and _is_same(self._box, box):
+            return self._plan
+        last = self._plan
+        facts = [0, 0, 0, 0] if last is None else [*last.parameters.mesh, last.height]
+        known = np.concatenate([facts, *_ends(positions, box)])
+        found = gather(torch.from_numpy(known).to(self._device))
+        every = torch.stack(found).cpu()
+        is_same = bool((every[:, :4] == every[0, :4]).all())
+        ends = every[:, 4:].reshape(-1, 3).numpy()
+        n_ends = np.zeros(len(ends), dtype=np.int64)
+        batch = Batch(n_ends, ends, (box,), n_ends, np.zeros(1))
+        self._plan, _ = self._choice.update(batch, is_new=not is_same)
+        self._box = box
+        return self._plan
+
+
+def _is_same(last: Box | None, box: Box) -> bool:
+    return last is not None and bool((last.cell == box.cell).all() and (last.pbc == box.pbc).all())
+
+
+def _ends(positions: FloatArray, box: Box) -> FloatArray:
+    """Return the lowest and the highest position [2, 3] in a slab, or zeros in other boxes."""
+    slab = slab_of((box,))
+    if slab is None:
+        return np.zeros((2, 3))
+    (normal,) = unit_normals(torch.from_numpy(box.cell)[None], slab).numpy()
+    z = positions @ normal
+    ends: FloatArray = positions[[z.argmin(), z.argmax()]]
+    return ends
+
+
 def _cells(batch: Batch) -> Tensor:
     return torch.from_numpy(np.stack([box.cell for box in batch.boxes]))
 
@@ -181,10 +262,13 @@ def with_waves(
     weights: CoulombWeights,
     positions: Tensor,
     mesh: Mesh,
-    rows: MeshOrder,
+    rows: MeshRows,
     operator: MeshOperator,
+    sum_parts: SumParts | None = None,
 ) -> CoulombSums:
     """Add the sum over waves to the sum over pairs.
+
+    Atoms share the virial equally.
 
     Parameters
     ----------
@@ -194,30 +278,36 @@ def with_waves(
         Charges of all layers, by row.
     weights : CoulombWeights
         Weights of the charges.
-    positions : float64 [N, 3]
+    positions : float64 [N or more, 3]
         In the user's order, Å.
     mesh : Mesh
         Cells and their mesh.
-    rows : MeshOrder
-        Order of the rows.
+    rows : MeshRows
+        Order and systems of the rows.
     operator : MeshOperator
         Kernels or plain PyTorch.
+    sum_parts : callable, optional
+        Function that sums values over all parts, if these are the charges of one part.
     """
-    used, factors = weights.used, weights.of_mesh
-    order, rank = rows.order.long(), rows.rank.long()
-    system = rows.system.index_select(0, rank)
-    own = charges.index_select(1, used).index_select(0, rank)
-    found = operator(own, factors, positions, mesh.cell, system, mesh.parameters)
+    used, factors, n_systems = weights.used, weights.of_mesh, len(mesh.cell)
+    atoms, system = rows.order[: len(charges)].long(), rows.system.clamp(max=n_systems - 1)
+    own = charges.index_select(1, used)
+    own = own.masked_fill((rows.system >= n_systems)[:, None], 0.0)
+    given = positions.index_select(0, atoms), mesh.cell, system, mesh.parameters
+    found = operator(own, factors, *given, sum_parts)
 
     potential = found.potential.double() * factors
-    by_charge = torch.zeros_like(sums.grad_charges)
-    by_charge.index_copy_(1, used, potential.index_select(0, order).to(charges.dtype))
-    atoms = sums.atoms.clone()
-    atoms[0] += 0.5 * (own.double() * potential).sum(1)
-    counts = rows.system_ptr.diff().clamp(min=1)[:, None]
-    atoms[1:] += (_voigt(found.virial) / counts).index_select(0, system).T
+    energies = 0.5 * (own.double() * potential).sum(1)
+    counts = rows.system_ptr.diff()[:n_systems]
+    if sum_parts is not None:
+        counts = sum_parts(counts)
+    shares = _voigt(found.virial) / counts.clamp(min=1)[:, None]
+    of_atoms = torch.cat([energies[:, None], shares.index_select(0, system)], dim=1)
     return CoulombSums(
-        sums.grad_charges + by_charge, sums.charges, sums.forces - found.gradient, atoms
+        sums.grad_charges.index_add(1, used, potential.to(charges.dtype)),
+        sums.charges,
+        sums.forces.index_add(0, atoms, -found.gradient),
+        sums.atoms.index_add(1, atoms, of_atoms.T),
     )
 
 

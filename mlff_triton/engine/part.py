@@ -2,7 +2,7 @@
 
 A program that divides a system among processes gives each of them some atoms and, as ghosts, copies
 of all atoms nearby. Ghosts may be atoms of other processes or periodic images, so a part has no
-cell.
+cell. Only the mesh of particle-mesh Ewald belongs to the cell of the whole system.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mlff_triton._common.text import short_repr
 from mlff_triton.engine.batch import IntArray, as_array
 from mlff_triton.errors import InputError
 from mlff_triton.model.config import TensorNetConfig
-from mlff_triton.neighbors.box import FloatArray
+from mlff_triton.neighbors.box import Box, FloatArray
 
 ALIGNMENT = 16  # numbers of rows that share compiled kernels
 Count = TypeVar("Count", int, NDArray[np.int32])
@@ -382,7 +382,9 @@ class PartStep(Protocol):
             If the model was not made for an element.
         """
 
-    def step(self, positions: FloatArray, *, per_atom: bool) -> PartPrediction:
+    def step(
+        self, positions: FloatArray, *, per_atom: bool, box: Box | None = None
+    ) -> PartPrediction:
         """Compute the current atoms, at least one of them own.
 
         Parameters
@@ -391,4 +393,6 @@ class PartStep(Protocol):
             Å.
         per_atom : bool
             True if the shares of atoms in the virial are needed.
+        box : Box, optional
+            Cell of the whole system; only models with particle-mesh Ewald need it.
         """

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from mlff_triton.engine.part import Exchange, PartAtoms, PartPrediction, PartStep
 from mlff_triton.engine.steps import Units
 from mlff_triton.errors import BackendError, InputError
-from mlff_triton.neighbors.box import FloatArray, as_floats
+from mlff_triton.neighbors.box import Box, FloatArray, as_floats
 
 
 class SystemPart:
@@ -131,7 +131,13 @@ class SystemPart:
                     member.set_atoms(atoms)
             self._atoms = atoms
 
-    def step(self, positions: ArrayLike, per_atom: bool = False) -> PartPrediction:
+    def step(
+        self,
+        positions: ArrayLike,
+        per_atom: bool = False,
+        cell: ArrayLike | None = None,
+        pbc: ArrayLike = False,
+    ) -> PartPrediction:
         """Compute energies of own atoms, and forces on all atoms.
 
         Any thread may call.
@@ -142,6 +148,11 @@ class SystemPart:
             Positions of own atoms and ghosts.
         per_atom : bool
             If True, compute the share of each atom in the virial.
+        cell : float [3, 3], optional
+            Lattice vectors (rows) of the whole system in the part's unit of length. Only models
+            with particle-mesh Ewald need it, the same for all parts.
+        pbc : bool or bool [3]
+            Periodic directions of that cell.
 
         Returns
         -------
@@ -151,7 +162,8 @@ class SystemPart:
         Raises
         ------
         InputError
-            If the shape is wrong, a value is not finite, or an atom has too many neighbors.
+            If the shape is wrong, a value is not finite, or an atom has too many neighbors. Also if
+            particle-mesh Ewald lacks a periodic cell, or its mesh would be too large.
         OverlappingAtomsError
             If two atoms coincide.
         BackendError
@@ -164,8 +176,10 @@ class SystemPart:
                 _check_shape(points, n_atoms)
             if not atoms.n_own:
                 return PartPrediction.zeros(atoms, per_atom=per_atom)
-            scaled = _scaled(points, self._units.length)
-            results = [member.step(scaled, per_atom=per_atom) for member in self._members]
+            scaled, length = _scaled(points, self._units.length), self._units.length
+            given = None if cell is None else _scaled(as_floats(cell, "the cell"), length)
+            box = Box.of(given, pbc)
+            results = [member.step(scaled, per_atom=per_atom, box=box) for member in self._members]
         return _mean(results, self._units)
 
 

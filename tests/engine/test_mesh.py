@@ -18,7 +18,7 @@ from mlff_triton.engine.dispatch import choose, explain
 from mlff_triton.engine.host_operators import PACKAGES
 from mlff_triton.engine.mesh import STRETCH, MeshChoice, MeshPlan
 from mlff_triton.engine.motion import Conditions
-from mlff_triton.errors import BackendError, InputError, UnknownElementError
+from mlff_triton.errors import InputError, UnknownElementError
 from mlff_triton.kernels.types.motion import Barostat, Integration
 from mlff_triton.model.mesh_coulomb import ChargedCellWarning
 from mlff_triton.model.tensornet2 import with_coulomb
@@ -332,5 +332,3 @@ def test_what_has_no_mesh_is_refused(name):
         engine.evaluate(Batch.concatenate([given, replace(given, boxes=(slab,))]))
     with pytest.raises(InputError, match=r"how thick a slab is.*call compute\(\) or evaluate"):
         engine.resident(given.numbers, cell, slab.pbc)
-    with pytest.raises(BackendError, match=r"no mesh .* load the model with coulomb='reaction"):
-        engine.part()

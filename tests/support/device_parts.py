@@ -10,6 +10,7 @@ from ase import Atoms
 from mlff_triton.engine.device_part import DevicePart
 from mlff_triton.engine.device_steps import DeviceSteps
 from mlff_triton.engine.part import Exchange, PartAtoms, PartPrediction
+from mlff_triton.neighbors.box import Box
 from tests.support.exchanges import Board, BoardExchange, atoms_near
 from tests.support.parts import Part
 
@@ -23,7 +24,8 @@ def set_atoms(device_part: DevicePart, atoms: Atoms, part: Part, exchange: Excha
 
 def step(device_part: DevicePart, atoms: Atoms, part: Part) -> PartPrediction:
     """Return copies of what a step predicts."""
-    found = device_part.step(part.positions(atoms), per_atom=True)
+    box = Box.of(atoms.cell.array, atoms.pbc)
+    found = device_part.step(part.positions(atoms), per_atom=True, box=box)
     copies = {name: getattr(found, name).copy() for name in NAMES}
     return PartPrediction(found.energy, **copies)
 

@@ -190,7 +190,7 @@ class ExchangingParts:
 
         def compute(k: int) -> PartPrediction:
             positions = self._parts[k].positions(atoms)
-            return self._systems[k].step(positions, per_atom=True)
+            return self._systems[k].step(positions, True, atoms.cell.array, atoms.pbc)
 
         with ThreadPoolExecutor(len(self._parts)) as pool:
             return list(pool.map(compute, range(len(self._parts))))

@@ -5,6 +5,7 @@ Without a GPU, the network is computed in plain PyTorch, except where a test say
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import numpy as np
@@ -18,20 +19,24 @@ from mlff_triton.kernels.tensornet import operators as fused
 from mlff_triton.kernels.tensornet.reference import operators as plain
 from mlff_triton.kernels.tensornet2 import operators as charged
 from mlff_triton.kernels.tensornet2.reference import operators as plain_charged
+from mlff_triton.testing import random_crystal
 from tests.support.charged import charged_model, crystal
 from tests.support.device_parts import NAMES, compute_together, set_atoms, step
-from tests.support.exchanges import Echo
+from tests.support.exchanges import Board, BoardExchange, Echo
 from tests.support.parts import assert_whole, divide, slabs, sum_of_parts
 from tests.support.tensornets import uncertain
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:the cell has the charge"),
+    pytest.mark.filterwarnings("ignore:each cell of the slab has the charge"),
 ]
 
 MODELS = {
     "one cutoff": {"coulomb_cutoff": 2.5, "cutoff_upper": 3.0},
     "a longer Coulomb cutoff": {"coulomb_cutoff": 4.0, "cutoff_upper": 3.0},
+    "a mesh": {"coulomb_cutoff": 4.6, "cutoff_upper": 3.0, "pme_error": 1e-2},
 }
 
 
@@ -75,9 +80,31 @@ def test_parts_add_up(new_steps, name, charge):
     check(found, atoms, parts, name, torch.float64, charge)
 
 
-def test_fused_kernels(new_steps, dtype):
+def test_slabs_that_become_thicker(new_steps):
+    """The mesh of all parts follows the atoms of one of them."""
+    name, atoms = "a mesh", random_crystal(24, "slab")
+    steps = [new_steps(name) for _ in range(2)]
+    parts, board = divide(atoms, slabs(atoms, 2), steps[0].exchange_reach, 2), Board(2)
+
+    def compute(k):
+        with board.turn():
+            device_part = steps[k].part(1.0)
+            set_atoms(device_part, atoms, parts[k], BoardExchange(board, k, parts))
+            return [step(device_part, each, parts[k]) for each in images]
+
+    thicker = atoms.copy()
+    thicker.positions[parts[0].index[0], 2] += 40.0
+    images = atoms, thicker
+    with ThreadPoolExecutor(2) as pool:
+        found = zip(*pool.map(compute, range(2)), strict=True)
+    for each, results in zip(images, found, strict=True):
+        check(results, each, parts, name, torch.float64, 1)
+
+
+@pytest.mark.parametrize("name", ["a longer Coulomb cutoff", "a mesh"])
+def test_fused_kernels(new_steps, dtype, name):
     """Kernels read no tensor of an atom beyond the cutoff of the network."""
-    name, atoms = "a longer Coulomb cutoff", crystal()
+    atoms = crystal()
     steps = [new_steps(name, dtype, kernels=True) for _ in range(2)]
     parts = divide(atoms, slabs(atoms, 2), steps[0].exchange_reach, 2)
     check(compute_together(steps, atoms, parts, near=3.0), atoms, parts, name, dtype, 0)
@@ -106,9 +133,9 @@ def test_moving_atoms_in_graphs(new_steps, name):
         atoms.rattle(0.05, seed=seed)
 
 
-def test_steps_repeat_to_the_bit(new_steps):
-    name, atoms = "a longer Coulomb cutoff", crystal()
-    found = []
+@pytest.mark.parametrize("name", ["a longer Coulomb cutoff", "a mesh"])
+def test_steps_repeat_to_the_bit(new_steps, name):
+    atoms, found = crystal(), []
     for _ in range(2):
         steps = new_steps(name, torch.float32)
         (part,) = divide(atoms, slabs(atoms, 1), steps.exchange_reach, 1)

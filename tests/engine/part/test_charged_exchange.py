@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import numpy as np
@@ -11,21 +12,29 @@ from ase import Atoms
 
 from mlff_triton import Ensemble, TensorNet2
 from mlff_triton.engine.engine import Engine
+from mlff_triton.engine.mesh import MeshChoice, MeshPlan, PartMesh
 from mlff_triton.engine.part import OwnImages
-from mlff_triton.errors import BackendError
+from mlff_triton.engine.steps import Units
+from mlff_triton.errors import BackendError, InputError
 from mlff_triton.model.config import ZBLConfig
+from mlff_triton.neighbors.box import Box
 from mlff_triton.testing import assert_close, random_cluster, random_crystal
 from tests.support.charged import charged_model
-from tests.support.exchanges import ExchangingParts
+from tests.support.exchanges import Board, ExchangingParts
 from tests.support.parts import Part, assert_whole, divide, slabs, sum_of_parts
 from tests.support.tensornets import uncertain
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:the cell has the charge"),
+    pytest.mark.filterwarnings("ignore:each cell of the slab has the charge"),
+]
 
 ZBL = ZBLConfig(cutoff=4.5, prefactor=14.4, charges=(1.0, 5.5, 7.0, 0.0))
 FIELD = {"num_layers": 2, "cutoff_upper": 3.0, "coulomb_cutoff": 3.7}
 NO_COULOMB = {"num_layers": 2, "cutoff_upper": 3.0, "coulomb": False}
 PAIRS = {"num_layers": 2, "cutoff_upper": 3.0}
+MESH = FIELD | {"coulomb_cutoff": 4.6, "pme_error": 1e-3}
 VARIANTS = {
     "reaction field within the network": FIELD | {"coulomb_cutoff": 2.8},
     "one layer, tanh": FIELD | {"num_layers": 1, "activation": "tanh"},
@@ -80,6 +89,87 @@ def test_reaction_fields(kind, n_parts, backend):
 
 
 @backends
+@pytest.mark.parametrize("n_parts", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["cubic", "triclinic", "slab", "small"])
+def test_meshes(kind, n_parts, backend):
+    """Results are those of one process, whose tables are the same."""
+    atoms, made = random_crystal(9 if kind == "small" else 120, kind), engines(backend, 3, MESH)
+    parts = check(made[:n_parts], atoms, model(*MESH.items()))
+    results = iter(ExchangingParts(made[:n_parts], atoms, parts, -1).step(atoms))
+    sums = sum_of_parts(lambda *_: next(results), atoms, parts)
+    whole = made[2].compute(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc, charge=-1)
+    assert sums.energy == pytest.approx(float(whole.energy[0]), rel=1e-13)
+    for name in ("forces", "atom_energies"):
+        given = getattr(sums, name), getattr(whole, name)
+        np.testing.assert_allclose(*given, rtol=1e-10, atol=1e-10, err_msg=name)
+    np.testing.assert_allclose(sums.virial, whole.virial[0], rtol=1e-10, atol=1e-9)
+
+
+@backends
+@pytest.mark.parametrize("kind", ["cubic", "slab"])
+def test_meshes_follow_cells_and_atoms(kind, backend):
+    """Parts choose another mesh together when the cell has grown, or a slab has become thick."""
+    atoms, made = random_crystal(40, kind), engines(backend, 2, MESH)
+    parts = divide(atoms, slabs(atoms, 2), 7.0, 2)
+    together = ExchangingParts(made, atoms, parts)
+    one = engines(backend, 1, MESH)[0]
+    for scale, lift in ((1.0, 0.0), (1.02, 0.0), (1.2, 30.0), (1.0, 0.0)):
+        now = atoms.copy()
+        now.set_cell(scale * atoms.cell.array, scale_atoms=True)
+        if kind == "slab":
+            now.positions[parts[0].index[0], 2] += lift
+        moved = [part._replace(offsets=scale * part.offsets) for part in parts]
+        together._parts = moved
+        results = iter(together.step(now))
+        sums = sum_of_parts(lambda *_, found=results: next(found), now, moved)
+        whole = one.compute(now.numbers, now.positions, now.cell.array, now.pbc)
+        np.testing.assert_allclose(sums.forces, whole.forces, rtol=1e-10, atol=1e-10)
+        assert sums.energy == pytest.approx(float(whole.energy[0]), rel=1e-13)
+
+
+def test_parts_that_saw_other_cells_agree_on_a_mesh():
+    """A mesh that some parts do not have is given up when atoms are replaced."""
+    board, boxes = Board(2), [Box.of(length * np.eye(3), True) for length in (40.0, 30.0, 50.0)]
+    config = model(*MESH.items()).config
+    meshes = [PartMesh(MeshChoice(config), torch.device("cpu")) for _ in range(2)]
+
+    def together(*cells: Box) -> list[MeshPlan]:
+        def update(k: int) -> MeshPlan:
+            return meshes[k].update(np.zeros((1, 3)), cells[k], lambda own: board.post(k, own))
+
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(update, range(2)))
+
+    first, other = together(boxes[0], boxes[0])
+    assert first == other
+    for mesh in meshes:
+        mesh.forget_atoms()
+    assert together(boxes[1], boxes[1]) == [first, first]  # a little finer than needed
+    larger = meshes[1].update(np.zeros((1, 3)), boxes[2], lambda own: [own])
+    assert larger != first
+    for mesh in meshes:
+        mesh.forget_atoms()
+    found = together(boxes[1], boxes[1])
+    assert found[0] == found[1] not in (first, larger)
+
+
+@backends
+def test_meshes_need_a_cell(backend):
+    (engine,) = engines(backend, 1, MESH)
+    part = engine.part(units=Units(length=0.5))
+    part.set_atoms([1, 1], 2, 2, OwnImages(np.zeros(0, np.int32), 2))
+    points, cell = np.array([[0, 0, 0], [0, 0, 2.0]]), 40 * np.eye(3)
+    whole = engine.compute([1, 1], points / 2, cell / 2, True)
+    found = part.step(points, cell=cell, pbc=True)
+    np.testing.assert_allclose(found.energy, whole.energy[0], 1e-12)
+    for pbc, message in ((False, "needs a periodic cell"), ([1, 0, 0], "two for a slab, not one")):
+        with pytest.raises(InputError, match=message):
+            part.step(points, cell=cell, pbc=pbc)
+    with pytest.raises(InputError, match="needs a periodic cell"):
+        part.step(points)
+
+
+@backends
 @pytest.mark.parametrize("n_parts", [1, 3])
 @pytest.mark.parametrize("kind", ["small", "slab"])
 def test_no_coulomb_energy(kind, n_parts, backend):
@@ -129,16 +219,19 @@ def test_tensors_that_are_missing_are_noticed(backend):
 
 
 @backends
-def test_ensembles(backend):
-    members = Ensemble([charged_model(seed=k, **FIELD | {"num_layers": 1 + k}) for k in range(2)])
+@pytest.mark.parametrize("coulomb", [FIELD, MESH], ids=["reaction fields", "with a mesh"])
+def test_ensembles(coulomb, backend):
+    changes = FIELD | {"num_layers": 1}, coulomb
+    members = Ensemble([charged_model(seed=k, **each) for k, each in enumerate(changes)])
     made = [Engine(members, "cpu", "float64", backend) for _ in range(2)]
     check(made, random_crystal(120, "cubic"), members)
 
 
 @backends
-def test_own_atoms_may_be_scattered(backend):
+@pytest.mark.parametrize("changes", [FIELD, MESH], ids=["reaction field", "mesh"])
+def test_own_atoms_may_be_scattered(changes, backend):
     atoms, owners = random_crystal(120, "triclinic"), np.random.default_rng(0).integers(0, 4, 120)
-    check(engines(backend, 4, FIELD), atoms, model(*FIELD.items()), owners=owners)
+    check(engines(backend, 4, changes), atoms, model(*changes.items()), owners=owners)
 
 
 @backends
@@ -147,6 +240,16 @@ def test_parts_without_atoms_are_not_waited_for(changes, backend):
     atoms = random_cluster(40)
     owners = 1 + 2 * slabs(atoms, 2)
     parts = check(engines(backend, 5, changes), atoms, model(*changes.items()), 1, owners)
+    assert [part.n_own > 0 for part in parts] == [False, True, False, True, False]
+
+
+@backends
+def test_meshes_of_parts_without_atoms(backend):
+    atoms = random_cluster(20)
+    owners = 1 + 2 * slabs(atoms, 2)
+    atoms.set_cell([30, 12, 12])
+    atoms.pbc = True
+    parts = check(engines(backend, 5, MESH), atoms, model(*MESH.items()), 1, owners)
     assert [part.n_own > 0 for part in parts] == [False, True, False, True, False]
 
 
@@ -167,9 +270,29 @@ def test_single_precision(backend):
 
 
 @backends
+def test_meshes_in_single_precision_are_as_exact_as_in_one_process(backend):
+    atoms, made = random_crystal(120, "cubic"), engines(backend, 3, MESH, torch.float32)
+    box = atoms.cell.array, atoms.pbc
+    exact = Engine(model(*MESH.items()), "cpu", "float64", "exact")
+    truth, one = (each.compute(atoms.numbers, atoms.positions, *box) for each in (exact, made[2]))
+    parts = divide(atoms, slabs(atoms, 2), 4.6, 2)
+    results = iter(ExchangingParts(made[:2], atoms, parts).step(atoms))
+    sums = sum_of_parts(lambda *_: next(results), atoms, parts)
+    for name in ("forces", "atom_energies"):
+        value, of_one, of_parts = (np.asarray(getattr(e, name)) for e in (truth, one, sums))
+        assert np.linalg.norm(of_parts - value) < 2 * np.linalg.norm(of_one - value), name
+
+
+@backends
 @pytest.mark.parametrize(
     ("changes", "reach"),
-    [(FIELD, 3.7), (FIELD | {"coulomb_cutoff": 2.5}, 3.0), (NO_COULOMB, 3.0), (PAIRS, 3.0)],
+    [
+        (FIELD, 3.7),
+        (MESH, 4.6),
+        (FIELD | {"coulomb_cutoff": 2.5}, 3.0),
+        (NO_COULOMB, 3.0),
+        (PAIRS, 3.0),
+    ],
 )
 def test_ghosts_are_needed_within_the_longest_cutoff(changes, reach, backend):
     (engine,) = engines(backend, 1, changes)
@@ -179,10 +302,15 @@ def test_ghosts_are_needed_within_the_longest_cutoff(changes, reach, backend):
 
 
 @backends
-@pytest.mark.parametrize("changes", [FIELD, PAIRS], ids=["reaction field", "all pairs"])
+@pytest.mark.parametrize(
+    "changes", [FIELD, PAIRS, MESH], ids=["reaction field", "all pairs", "mesh"]
+)
 def test_moving_atoms_give_the_bits_of_new_parts(changes, backend):
     """Neighbor lists of parts are rebuilt at different times."""
     atoms, made = random_cluster(40), engines(backend, 2, changes, torch.float32)
+    if changes is MESH:
+        atoms.set_cell([20, 20, 20])
+        atoms.pbc = True
     parts = divide(atoms, slabs(atoms, 2), 5.5, 2)
     kept = ExchangingParts(made, atoms, parts)
     for seed in range(4):
