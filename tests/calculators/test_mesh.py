@@ -1,4 +1,4 @@
-"""Particle-mesh Ewald through ASE, OpenMM and LAMMPS."""
+"""Particle-mesh Ewald through ASE and OpenMM; `lammps.test_charged` has LAMMPS."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from ase.md.verlet import VelocityVerlet
 
 from mlff_triton import TensorNetCalculator, load_model, save_model
 from mlff_triton.calculators import ase_calculator
-from mlff_triton.calculators.lammps import couple
-from mlff_triton.errors import BackendError, InputError
+from mlff_triton.errors import InputError
 from mlff_triton.model.mesh_coulomb import ChargedCellWarning
 from mlff_triton.model.tensornet2 import with_coulomb
 from mlff_triton.testing import check_calculator, random_cluster, random_crystal
-from tests.calculators.lammps.systems import TYPES, needs_lammps, start, water
 from tests.support.charged import charged_model, crystal
 from tests.support.tensornets import model_of
 
@@ -159,9 +157,3 @@ def test_openmm_computes_periodic_systems_only():
         force_for(molecule, MODEL)
     assert "\n" not in str(refusal.value)
     assert openmm is not None
-
-
-@needs_lammps
-def test_lammps_is_refused():
-    with pytest.raises(BackendError, match=r"parts of a system have no mesh .*reaction-field"):
-        couple(start(water()), MODEL, TYPES, device="cpu")

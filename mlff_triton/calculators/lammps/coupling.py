@@ -224,8 +224,9 @@ class Coupling:
             self._directory.forget()
         if is_rebuilt(lmp):
             self._contacts.forget()
-        if not self.engine.is_local:
-            self.engine.check_box(*find_box(lmp))
+        if not self.engine.is_local:  # the first rank warns of a charged cell
+            charge = 0 if self._comm.rank else self._charge
+            self.engine.check_box(*find_box(lmp), charge)
         has_changed = self._atoms.update(n_own, with_ghosts=with_ghosts)
         self._motion.update(n_own, begins=self._begins)
         if with_ghosts:
@@ -295,8 +296,9 @@ class Coupling:
         def compute() -> tuple[float, bool]:
             nonlocal prediction
             positions = positions_of(self._lmp, len(self._atoms.types))
+            cell, pbc = find_box(self._lmp) if self.engine.uses_mesh else (None, False)
             try:
-                prediction = self._part.step(positions, per_atom=per_atom)
+                prediction = self._part.step(positions, per_atom=per_atom, cell=cell, pbc=pbc)
             except MlffTritonError:
                 self._search_contacts(step, n_own)  # whose errors say more
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from mlff_triton.calculators.lammps.settings import find_box, find_units
@@ -54,17 +55,24 @@ class WholeSystem:
         self._batch: Batch | None = None
         self._part_is_set = False
 
-    def step(self, positions: FloatArray, per_atom: bool = False) -> PartPrediction:
+    def step(
+        self,
+        positions: FloatArray,
+        per_atom: bool = False,
+        cell: FloatArray | None = None,
+        pbc: ArrayLike = False,
+    ) -> PartPrediction:
         """Compute all atoms in the present box of LAMMPS; see `SystemPart.step`.
 
-        Forces are those on own atoms. With virials of atoms, the forces on ghosts follow.
+        Forces are those on own atoms. With virials of atoms, the forces on ghosts follow. A cell
+        is given only if a part needs it.
         """
         numbers, n_own, *_ = self._atoms
         if per_atom or not n_own:
             if not self._part_is_set:
                 self._part.set_atoms(*self._atoms)
                 self._part_is_set = True
-            return self._part.step(positions, per_atom)
+            return self._part.step(positions, per_atom, cell, pbc)
         cell, pbc = find_box(self._lmp)
         own = positions[:n_own]
         if self._batch is None:

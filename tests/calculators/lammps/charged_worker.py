@@ -13,6 +13,7 @@ from ase import Atoms
 from mpi4py import MPI
 
 from mlff_triton.calculators.lammps import Coupling, couple
+from mlff_triton.model.tensornet2 import TensorNet2
 from tests.calculators.lammps.systems import (
     OUTPUT,
     TYPES,
@@ -25,6 +26,7 @@ from tests.calculators.lammps.systems import (
 
 WORLD = MPI.COMM_WORLD
 CHARGE = 1
+NPT = "fix move all npt temp 300 300 0.02 aniso 3000 3000 0.2"
 
 
 def droplets(*, periodic: bool) -> Atoms:
@@ -42,9 +44,18 @@ def channels_for(device: str) -> int:
     return 6 if device == "cpu" else 32
 
 
-def structures(device: str = "cpu") -> dict[str, tuple[Atoms, float | None]]:
-    """Return boxes, and the Coulomb cutoff of the model for each, in Å; GPUs need one."""
-    every = {
+def layer() -> Atoms:
+    """Return a slab of water, whose height in the box of LAMMPS does not matter."""
+    atoms = water((4, 3, 2))
+    atoms.positions += [0, 0, 3]
+    atoms.cell[2, 2] += 8
+    atoms.pbc = [True, True, False]
+    return atoms
+
+
+def structures(device: str = "cpu") -> dict[str, tuple[Atoms, TensorNet2]]:
+    """Return boxes and the model for each; GPUs need a Coulomb cutoff."""
+    cutoffs: dict[str, tuple[Atoms, float | None]] = {
         "orthogonal": (water(), 4.0),
         "triclinic": (water((4, 3, 3), tilt=0.1), 4.0),
         "long": (water((8, 3, 3)), 4.0),
@@ -52,27 +63,47 @@ def structures(device: str = "cpu") -> dict[str, tuple[Atoms, float | None]]:
         "open": (droplets(periodic=False), None),
         "open, with a cutoff": (droplets(periodic=False), 4.0),
     }
-    return {name: each for name, each in every.items() if device == "cpu" or each[1]}
+    meshes = {
+        "mesh": (water(), 1e-4),
+        "mesh, triclinic": (water((4, 3, 3), tilt=0.1), 1e-3),
+        "mesh, droplets": (droplets(periodic=True), 1e-2),
+        "mesh, slab": (layer(), 1e-3),
+    }
+    channels = channels_for(device)
+    found = {
+        name: (atoms, charged(cutoff, channels))
+        for name, (atoms, cutoff) in cutoffs.items()
+        if device == "cpu" or cutoff
+    }
+    for name, (atoms, error) in meshes.items():
+        found[name] = atoms, charged(4.6, channels, error)
+    return found
 
 
 def all_results(backend: str, device: str = "cpu") -> dict[str, Any]:
     """Run all cases."""
     found, options = {}, {"device": device, "charge": CHARGE, "backend": backend}
-    channels = channels_for(device)
-    for name, (atoms, cutoff) in structures(device).items():
+    for name, (atoms, model) in structures(device).items():
         commands = [f"processors {WORLD.size} 1 1"] if atoms.cell[0, 0] == 40 else []
-        commands += [] if atoms.pbc.all() else ["boundary f f f"]
+        commands.append("boundary " + " ".join("p" if periodic else "f" for periodic in atoms.pbc))
         for dtype in ("float64", "float32") if name == "orthogonal" else ("float64",):
             lmp = start(atoms, *commands)
-            coupling = couple(lmp, charged(cutoff, channels), TYPES, dtype=dtype, **options)
+            coupling = couple(lmp, model, TYPES, dtype=dtype, **options)
             lmp.commands_list(OUTPUT)
             results = single_point(lmp)
             results["n_own"] = np.array(WORLD.allgather(lmp.extract_setting("nlocal")))
             results["n_far"] = np.array(WORLD.allreduce(far_rows(coupling)))
             found |= {f"{name}-{dtype}/{key}": value for key, value in results.items()}
             lmp.close()
-    for name, atoms in {"cubic": water(), "tilted": water((4, 3, 3), tilt=0.1)}.items():
-        found |= {f"{name}/{key}": value for key, value in moving(atoms, options).items()}
+    tilted, channels = water((4, 3, 3), tilt=0.1), channels_for(device)
+    cases = {
+        "cubic": (water(), charged(4.0, channels), "fix move all nve"),
+        "tilted": (tilted, charged(4.0, channels), "fix move all nve"),
+        "mesh, tilted": (tilted, charged(4.6, channels, 1e-3), "fix move all nve"),
+        "mesh, npt": (water(), charged(4.6, channels, 1e-3), NPT),
+    }
+    for name, case in cases.items():
+        found |= {f"{name}/{key}": value for key, value in moving(*case, options).items()}
     return found
 
 
@@ -82,11 +113,11 @@ def far_rows(coupling: Coupling) -> int:
     return 0 if exchange is None else exchange.n_rows - exchange.n_near
 
 
-def moving(atoms: Atoms, options: dict[str, Any]) -> dict[str, Any]:
-    """Return a trajectory at constant energy, in which atoms migrate."""
+def moving(atoms: Atoms, model: TensorNet2, fix: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return a trajectory in which atoms migrate."""
     lmp = start(atoms)
-    couple(lmp, charged(4.0, channels_for(options["device"])), TYPES, dtype="float64", **options)
-    motion = "fix move all nve", "timestep 0.0004", "velocity all create 300 7 loop geom"
+    couple(lmp, model, TYPES, dtype="float64", **options)
+    motion = fix, "timestep 0.0004", "velocity all create 300 7 loop geom"
     lmp.commands_list([*OUTPUT, *motion])
     owners, rows = np.zeros((2, len(atoms)), dtype=int), []
     for k in range(4):

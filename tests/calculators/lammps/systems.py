@@ -52,10 +52,19 @@ def small_model(channels: int = 8, **changes: Any) -> TensorNet:
     return model
 
 
-def charged(coulomb_cutoff: float | None = 4.0, channels: int = 6) -> TensorNet2:
-    """Return a random model with charges, whose Coulomb energy has a longer cutoff, or none."""
+def charged(
+    coulomb_cutoff: float | None = 4.0, channels: int = 6, pme_error: float | None = None
+) -> TensorNet2:
+    """Return a random model with charges, whose Coulomb energy has a longer cutoff, or none.
+
+    With a ``pme_error``, it is by particle-mesh Ewald.
+    """
     zbl = ZBLConfig(1.5, 14.4)  # atoms must not meet
-    changes = {"hidden_channels": channels, "coulomb_cutoff": coulomb_cutoff}
+    changes = {
+        "hidden_channels": channels,
+        "coulomb_cutoff": coulomb_cutoff,
+        "pme_error": pme_error,
+    }
     model = charged_model(num_layers=2, cutoff_upper=3.0, zbl=zbl, **changes)
     model.std.fill_(0.5)  # for forces that are no more than strong
     return model

@@ -21,7 +21,11 @@ from tests.calculators.lammps.systems import (
     water,
 )
 
-pytestmark = needs_lammps
+pytestmark = [
+    needs_lammps,
+    pytest.mark.filterwarnings("ignore:the cell has the charge"),
+    pytest.mark.filterwarnings("ignore:each cell of the slab has the charge"),
+]
 
 Results = dict[str, np.ndarray]
 RUNS = [
@@ -44,10 +48,9 @@ def alone() -> Results:
 
 def check_single_points(found: Results, device: str = "cpu", limit: float = 1e-10) -> None:
     """Compare single points with the exact module, without tables."""
-    from tests.calculators.lammps.charged_worker import CHARGE, channels_for, structures
+    from tests.calculators.lammps.charged_worker import CHARGE, structures
 
-    for name, (atoms, cutoff) in structures(device).items():
-        model = charged(cutoff, channels_for(device))
+    for name, (atoms, model) in structures(device).items():
         for key, value in of_engine(model, atoms, charge=CHARGE).items():
             actual, label = found[f"{name}-float64/{key}"], f"{name}, {key}"
             np.testing.assert_allclose(actual, value, limit, limit, err_msg=label)
@@ -57,7 +60,7 @@ def test_one_process_has_the_results_of_the_exact_module(alone: Results) -> None
     check_single_points(alone)
 
 
-@pytest.mark.parametrize("name", ["cubic", "tilted"])
+@pytest.mark.parametrize("name", ["cubic", "tilted", "mesh, tilted"])
 def test_energy_is_conserved(alone: Results, name: str) -> None:
     potential, total = alone[f"{name}/thermo"].T
     assert np.ptp(total) < 0.01 * np.ptp(potential)
@@ -81,12 +84,12 @@ def test_ranks_have_the_results_of_one_process(
         np.testing.assert_allclose(found[label], value, limit, limit * scale, err_msg=label)
     faces = np.linspace(0, 40, n_ranks + 1)
     is_between = (faces[:-1] >= 10) & (faces[1:] <= 30)
-    for name in ("droplets", "open"):  # ranks in the middle have no atoms
+    for name in ("droplets", "open", "mesh, droplets"):  # ranks in the middle have no atoms
         n_own = found[f"{name}-float64/n_own"]
         assert n_own[0] > 0
         assert n_own[1:].sum() > 0
         assert not n_own[is_between].any()
-    assert min(found["cubic/migrated"], found["tilted/migrated"]) > 0
+    assert min(value for label, value in found.items() if label.endswith("/migrated")) > 0
     assert found["long-float64/n_far"] > 0
 
 
@@ -103,7 +106,7 @@ def test_ranks_on_gpus_have_the_results_of_the_exact_module(tmp_path: Path, back
         results.append(dict(np.load(path)))
         check_single_points(results[-1], "cuda", tolerance(1))
     for found in results[1:]:
-        for name in ("cubic", "tilted"):
+        for name in ("cubic", "tilted", "mesh, tilted", "mesh, npt"):
             for key in ("thermo", "positions", "forces"):
                 label = f"{name}/{key}"
                 one = results[0][label]
@@ -132,6 +135,30 @@ lmp.command("run 0")
     done = run_ranks(2, ["-c", program], tmp_path)
     assert done.returncode != 0
     assert done.stderr.count("less than twice the Coulomb cutoff") == 1
+
+
+@needs_mpiexec
+def test_the_first_rank_warns_of_a_charged_cell(tmp_path: Path) -> None:
+    program = """
+from mpi4py import MPI
+from mlff_triton.calculators.lammps import couple
+from tests.calculators.lammps.systems import TYPES, charged, start, water
+
+lmp = start(water())
+couple(lmp, charged(4.6, pme_error=1e-2), TYPES, device="cpu", charge=1)
+lmp.command("run 1")
+"""
+    done = run_ranks(2, ["-W", "always", "-c", program], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("ChargedCellWarning: the cell has the charge +1 e") == 1
+
+
+@pytest.mark.parametrize("boundary", ["p f f", "f f f"])
+def test_meshes_need_two_periodic_directions(boundary: str) -> None:
+    lmp = start(water(), f"boundary {boundary}")
+    couple(lmp, charged(4.6, pme_error=1e-2), TYPES, device="cpu")
+    with pytest.raises(InputError, match="particle-mesh Ewald, which needs"):
+        lmp.command("run 0")
 
 
 def test_the_exact_module_is_refused() -> None:
