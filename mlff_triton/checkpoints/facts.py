@@ -128,8 +128,8 @@ FACTS = {
         periodic=_ALL_PAIRS_CELL,
         reference="AIMNet2 for wB97M-D3, 16,465 molecules and ions and clusters of them",
         license="MIT",
-        accuracy="mean absolute errors from AIMNet2 for molecules with held-out scaffolds: 3.0 meV "
-        "per atom, 74 meV/Å, 0.011 e; interaction energies of S22: 0.73 kcal/mol from CCSD(T)",
+        accuracy="mean absolute errors from AIMNet2 for molecules with held-out scaffolds: 2.6 meV "
+        "per atom, 66 meV/Å, 0.009 e; interaction energies of S22: 0.60 kcal/mol from CCSD(T)",
         dispersion="D3",
         source="mlff_triton/weights/tensornet2-wb97m.md",
         caveat="not for liquids; forces of neutral molecules are less exact than those of the "

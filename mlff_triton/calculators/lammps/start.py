@@ -19,7 +19,7 @@ from mlff_triton.calculators.lammps.ranks import (
 )
 from mlff_triton.calculators.lammps.settings import find_numbers
 from mlff_triton.engine.engine import Engine
-from mlff_triton.errors import InputError
+from mlff_triton.errors import BackendError, InputError
 from mlff_triton.model.prediction import Ensemble
 from mlff_triton.model.tensornet import TensorNet
 
@@ -137,6 +137,7 @@ def _best_engine(
 ) -> Engine:
     """Return an engine; "auto" avoids the exact module if that would compute all ghosts."""
     engine = Engine(model, device, dtype, backend)
+    check_mesh(engine, n_ranks)
     if backend == "auto" and not is_best(engine, n_ranks):
         return Engine(model, device, dtype, "torch")
     return engine
@@ -155,6 +156,15 @@ def _settings(
         "backend": engine.backend,
         "skin": skin,
     }
+
+
+def check_mesh(engine: Engine, n_ranks: int) -> None:
+    """Raise `BackendError` if ranks on GPUs would share the mesh of particle-mesh Ewald."""
+    if engine.uses_mesh and n_ranks > 1 and engine.device.type != "cpu":
+        raise BackendError(
+            "particle-mesh Ewald on several ranks has been tested on CPUs only: use "
+            'device="cpu", a single rank, or a model with coulomb="reaction-field"'
+        )
 
 
 def is_best(engine: Engine, n_ranks: int) -> bool:
