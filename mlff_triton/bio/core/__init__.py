@@ -10,6 +10,7 @@
 - ``weights``: weights of modules, read in float64
 - ``packing``: packing of padded batches, so that padding is not computed
 - ``labels``: losses whose labels count at padding
+- ``first_launch``: compilation of kernels side by side, before their first launch
 - ``graph_cache``: CUDA graphs, one per combination of input shapes
 - ``operators``: operators of a backend
 """

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mlff_triton.bio.core.first_launch import before_first_launch
 from mlff_triton.bio.core.operators import pair_operators
 from mlff_triton.bio.core.recognition import children, has_children, has_structure, is_unmodified
 from mlff_triton.bio.core.weights import exact_norm
@@ -15,7 +16,6 @@ from mlff_triton.bio.models.boltz.modules import KNOWN, SOURCES
 from mlff_triton.bio.models.boltz.weights import transition
 from mlff_triton.bio.models.structure.autocast import AutocastForward
 from mlff_triton.bio.models.structure.biases import BiasMaps
-from mlff_triton.bio.models.structure.first_launch import before_first_launch
 from mlff_triton.bio.models.structure.maps import weight
 from mlff_triton.bio.models.structure.updates import MAX_TOKEN_CHANNELS, prepared, row_dtype
 from mlff_triton.errors import InputError

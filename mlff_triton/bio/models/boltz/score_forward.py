@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mlff_triton.bio.core.first_launch import before_first_launch
 from mlff_triton.bio.core.graph_cache import Inputs
 from mlff_triton.bio.core.operators import pair_operators
 from mlff_triton.bio.models.boltz.windows import first_problem, window_problems
-from mlff_triton.bio.models.structure.first_launch import before_first_launch
 from mlff_triton.bio.models.structure.mask_check import has_other_values
 from mlff_triton.bio.models.structure.sampling import SamplingForward, Step
 from mlff_triton.bio.models.structure.score_network import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mlff_triton._common.cuda_graphs import is_capturing
 from mlff_triton.bio.core.fast_forward import Options
+from mlff_triton.bio.core.first_launch import before_first_launch
 from mlff_triton.bio.core.graph_cache import GraphCache, Inputs
 from mlff_triton.bio.models.encoders.packed_forward_torch import encode
 from mlff_triton.bio.models.encoders.weights import Embedding, EncoderWeights, Norm
@@ -116,6 +117,8 @@ class TritonRunner:
         first = next(iter(encoder.layers))  # all layers have the same sizes
         weights = sum(part.weight.numel() for part in first if part.weight.dim() > 1)
         self._operations_per_token = 2 * weights * len(encoder.layers)
+        shapes = tuple(part.weight.shape for part in first)
+        self._kind = TritonRunner, dtype, out, encoder.heads, encoder.activation, shapes
         on_gpu = encoder.embedding.word.is_cuda
         self._graphs = GraphCache(self._hidden) if on_gpu and options.cuda_graph else None
 
@@ -133,6 +136,12 @@ class TritonRunner:
         capacity = None
         if tokens.mask is not None and self._is_large(tokens) and not is_capturing(tokens.ids):
             capacity = _round_up(int(tokens.mask.count_nonzero()), tokens.ids.numel())
+        before_first_launch(
+            "triton",
+            (self._kind, *_sizes(tokens, capacity), bool(keep)),
+            tokens.ids,
+            lambda: self._compute(tokens, keep, capacity),
+        )
         if keep or self._graphs is None:
             return self._compute(tokens, keep, capacity)
         return self._graphs(tokens, capacity)[0], {}
@@ -159,6 +168,13 @@ class TritonRunner:
 
     def _is_large(self, tokens: TokenBatch) -> bool:
         return tokens.ids.numel() * self._operations_per_token > LARGE
+
+
+def _sizes(tokens: TokenBatch, capacity: int | None) -> tuple[Hashable, ...]:
+    """Return what kernels are chosen by: which inputs there are, and the magnitudes of sizes."""
+    given = tuple(part is not None for part in tokens)
+    rows = tokens.ids.numel() if capacity is None else capacity
+    return given, capacity is None, tokens.shape[1].bit_length(), rows.bit_length()
 
 
 def _round_up(count: int, limit: int) -> int:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mlff_triton.bio.core.fast_forward import Options
+from mlff_triton.bio.core.first_launch import before_first_launch
 from mlff_triton.bio.core.graph_cache import GraphCache
 from mlff_triton.bio.core.recognition import Children, has_structure, is_unmodified
 from mlff_triton.bio.models.structure.autocast import AutocastForward
@@ -22,7 +23,6 @@ from mlff_triton.bio.models.structure.block_update import (
     is_small,
     update_block,
 )
-from mlff_triton.bio.models.structure.first_launch import before_first_launch
 from mlff_triton.bio.models.structure.mask_check import MaskCheck, WholeMaskCheck
 from mlff_triton.bio.models.structure.packed import Packed
 from mlff_triton.bio.models.structure.updates import BlockWeights, check_sizes, prepared, row_dtype

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from mlff_triton.bio.core.fast_forward import Options, Reading
+from mlff_triton.bio.core.first_launch import before_first_launch
 from mlff_triton.bio.core.graph_cache import Inputs, Outputs
 from mlff_triton.bio.core.operators import pair_operators
 from mlff_triton.bio.core.recognition import Children, has_children, has_structure, is_unmodified
 from mlff_triton.bio.models.structure.biases import BiasMaps
 from mlff_triton.bio.models.structure.diffusion import DiffusionLayer, DiffusionWeights
-from mlff_triton.bio.models.structure.first_launch import before_first_launch
 from mlff_triton.bio.models.structure.mask_check import MaskCheck
 from mlff_triton.bio.models.structure.remembered import tensors_in
 from mlff_triton.bio.models.structure.sampling import SamplingForward, Step

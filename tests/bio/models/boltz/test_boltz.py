@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from triton.runtime import interpreter
 
 from mlff_triton import bio
+from mlff_triton.bio.core import first_launch
 from mlff_triton.bio.core.fast_forward import FallbackWarning
 from mlff_triton.bio.models.boltz.adapter import BoltzBlockForward
-from mlff_triton.bio.models.structure import first_launch
 from mlff_triton.errors import UnsupportedModelError
 from tests.bio.models.structure.cases import (
     assert_as_exact,

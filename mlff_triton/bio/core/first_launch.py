@@ -1,7 +1,7 @@
 """Compilation of a model's kernels side by side, before their first launch.
 
-A block or a score network launches dozens of kernels. One after another, they take a minute or more
-to compile.
+A block or a score network launches dozens of kernels, and an encoder ten. One after another, they
+take a second each, or more, to compile.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compilation of the kernels of structure prediction before their first launch."""
+"""Compilation of the kernels of a model before their first launch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from mlff_triton.bio.models.structure import first_launch
-from mlff_triton.bio.models.structure.first_launch import before_first_launch
+from mlff_triton.bio.core import first_launch
+from mlff_triton.bio.core.first_launch import before_first_launch
 from mlff_triton.kernels.common import compilation
 
 
