@@ -69,7 +69,8 @@ def operator(
     def register(launch: Callable[..., Any]) -> CustomOpDef:
         inputs = inspect.signature(launch).parameters
         registered = torch.library.custom_op(f"mlff_triton::{name}", mutates_args=())(launch)
-        registered.__class__ = Operator
+        if type(registered) is CustomOpDef:  # unlike in processes without PyTorch, which compile
+            registered.__class__ = Operator
         registered.register_fake(outputs if callable(outputs) else _like(outputs, inputs))
         save = saves if callable(saves) else _save(saves, inputs)
         if gradients is not None:
