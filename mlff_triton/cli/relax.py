@@ -83,7 +83,7 @@ def relax(
     with StopRequest() as stop, ProgressBar(console, "relaxing", steps) as bar:
         for step in moves:
             if not history:  # the first step has shown that the model knows the structure
-                files = RelaxationFiles(out)
+                files = RelaxationFiles(out, overwrite=overwrite)
             history.append(step)
             files.add(atoms, step)
             state = f"{step.energy:.4f} eV, largest force {step.max_force:.4f} eV/Å"

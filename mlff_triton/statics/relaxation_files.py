@@ -10,6 +10,8 @@ from ase import Atoms
 
 from mlff_triton._common.figures import figure_class
 from mlff_triton._common.files import replace_file, reported
+from mlff_triton.dynamics.lock import DirectoryLock
+from mlff_triton.dynamics.outputs import check_directory
 from mlff_triton.dynamics.trajectories.append_only import AppendOnlyFile
 from mlff_triton.statics.relaxation import RelaxationStep
 from mlff_triton.statics.result_text import extended_xyz, with_results
@@ -26,21 +28,28 @@ class RelaxationFiles:
     Parameters
     ----------
     directory : Path
-        Their directory, which is created. Files of an earlier relaxation are removed from it.
+        Their directory, which is created, and locked until the files are finished. Files of an
+        earlier relaxation are removed from it.
+    overwrite : bool
+        If True, the directory need not be empty.
 
     Raises
     ------
     OutputError
-        If a file cannot be written.
+        If a file cannot be written, the directory is not empty, or another relaxation or a
+        simulation uses it.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, overwrite: bool = False) -> None:
         with reported(directory):
             directory.mkdir(parents=True, exist_ok=True)
+        self._lock = DirectoryLock(directory)
+        with self._lock.kept(), reported(directory):
+            check_directory(directory, overwrite)  # again, because another run may have begun
             for name in OUTPUTS:
                 (directory / name).unlink(missing_ok=True)
+            self._trajectory = AppendOnlyFile(directory / TRAJECTORY, 0)
         self.directory = directory
-        self._trajectory = AppendOnlyFile(directory / TRAJECTORY, 0)
 
     def add(self, atoms: Atoms, step: RelaxationStep) -> None:
         """Append a frame to the trajectory."""
@@ -50,6 +59,7 @@ class RelaxationFiles:
         """Write the final structure, and draw energies and largest forces of all steps."""
         replace_file(self.directory / FINAL, _frame(atoms, history[-1]))
         replace_file(self.directory / SUMMARY, _figure(history, len(atoms), fmax))
+        self._lock.release()
 
 
 def _frame(atoms: Atoms, step: RelaxationStep) -> bytes:

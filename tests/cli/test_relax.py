@@ -12,6 +12,8 @@ import pytest
 from ase.build import molecule
 from matplotlib.figure import Figure
 
+from mlff_triton.dynamics.lock import DirectoryLock
+from mlff_triton.errors import OutputError
 from mlff_triton.model.known_domain import UnknownChemistryWarning
 from mlff_triton.statics import RelaxationStep, relaxation_files
 from tests.support.figures import assert_nothing_is_clipped
@@ -92,6 +94,24 @@ def test_results_are_not_overwritten_unasked(relax):
     assert relax("water.xyz", "--overwrite")[0] == 0
     assert {path.name for path in Path("relax").iterdir()} == {*FILES, "notes.txt"}
     assert len(ase.io.read("relax/trajectory.xyz", ":")) > 2
+
+
+def test_the_directory_of_another_run_is_refused_until_that_ends(relax):
+    Path("relax").mkdir()
+    Path("relax/trajectory.xyz").write_text("of the other")
+    with DirectoryLock(Path("relax")):
+        code, _, err = relax("water.xyz", "--overwrite")
+        assert (code, err.count("\n")) == (2, 1)
+        assert "is running a simulation in relax: wait for its end" in err
+        assert Path("relax/trajectory.xyz").read_text() == "of the other"
+    assert relax("water.xyz", "--overwrite")[0] == 0
+
+
+def test_a_directory_that_another_run_fills_in_the_meantime_is_refused(tmp_path):
+    (tmp_path / "final.xyz").write_text("of the other")
+    with pytest.raises(OutputError, match="is not empty"):
+        relaxation_files.RelaxationFiles(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["final.xyz"]
 
 
 def test_ctrl_c_keeps_the_steps_so_far(relax, monkeypatch):
