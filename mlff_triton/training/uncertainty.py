@@ -171,6 +171,7 @@ def _learn(
     model: TensorNet, moments: tuple[Array, Array], hidden: list[Tensor], errors: Errors
 ) -> bool:
     """Give a model its uncertainty by the last hidden values of those to calibrate with."""
+    forget_uncertainty(model)
     values, vectors = moments
     lengths = lengths_of(errors)
     priors = np.maximum(values.mean(), np.finfo(float).tiny) * PRIORS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 
 import ase.io
@@ -109,6 +110,15 @@ def test_results_do_not_depend_on_batches(model, data, monkeypatch):
     learn_uncertainty(model, data, TRAIN, VALID, errors)
     assert_close(model.readout.uncertainty.T @ model.readout.uncertainty, weight.T @ weight, 1)
     assert model.uncertainty_limit == pytest.approx(limit)
+
+
+def test_errors_without_a_scale_leave_no_earlier_uncertainty(model, data):
+    errors = evaluate(model, data, VALID)
+    assert learn_uncertainty(model, data, TRAIN, VALID, errors)
+    none = dataclasses.replace(errors, forces=np.zeros_like(errors.forces))
+    assert not learn_uncertainty(model, data, TRAIN, VALID, none)
+    assert not model.has_uncertainty
+    assert model.uncertainty_limit is None
 
 
 @pytest.mark.gpu
