@@ -82,8 +82,8 @@ def energy(
     calculator = TensorNetCalculator(
         loaded, device=device, dtype=dtype, backend=backend, dispersion=dispersion
     )
-    if dispersion is not None:
-        warn_of_dispersion(model, dispersion)
+    if calculator.session.dispersion is not None:
+        warn_of_dispersion(model, calculator.session.dispersion.method)
     say_dispersion(calculator)
     names = [f"{name}, frame {k}" for name, k in labels]
     results, remarks, screening = [], [], Screening(calculator.session, judges=True)

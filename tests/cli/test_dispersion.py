@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import ase.io
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from ase.build import molecule
 
+from mlff_triton.checkpoints.facts import FACTS
 from mlff_triton.errors import DispersionWarning
 from mlff_triton.testing import assert_close
 from tests.cli.conftest import CARD
@@ -117,6 +119,13 @@ def test_a_model_that_has_dispersion_gets_one_warning(run, command):
     with pytest.warns(DispersionWarning, match=r"have dispersion \(D3\)") as found:
         run(command, *structure, *options, *CPU, *WITH)
     assert len([one for one in found if one.category is DispersionWarning]) == 1
+
+
+def test_other_spellings_of_the_fitting_correction_give_no_warning(run, model, monkeypatch):
+    monkeypatch.setitem(FACTS, str(model), FACTS["tensornet-matpes-pbe"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DispersionWarning)
+        assert run("energy", "ethanol.xyz", "--model", model, *CPU, *WITH)[0] == 0
 
 
 def test_cards_warn_too(run, tmp_path):
