@@ -15,7 +15,7 @@ from mlff_triton._common.text import printable
 from mlff_triton.calculators._total_charge import noted_charge, notes_charge_or_spin
 from mlff_triton.dynamics.trajectories.frame import LABELS
 from mlff_triton.errors import InputError
-from mlff_triton.readers import frames_of, name_of_frame, read_frame
+from mlff_triton.readers import ASYMMETRIC_UNIT, frames_of, name_of_frame, read_frame
 
 SHIPPED = {"alanine-dipeptide-water": "alanine_dipeptide_water.xyz"}
 
@@ -141,7 +141,7 @@ def checked(atoms: Atoms, name: str, periodic: bool) -> Atoms:
     Raises
     ------
     InputError
-        If there are no atoms, or positions are not finite.
+        If there are no atoms, positions are not finite, or the cell has further atoms.
     """
     if len(atoms) == 0:
         raise InputError(f"{name} contains no atoms")
@@ -152,6 +152,13 @@ def checked(atoms: Atoms, name: str, periodic: bool) -> Atoms:
     if not periodic or np.array_equal(kept.cell.array, np.eye(3)):
         kept.set_cell(None)
         kept.set_pbc(False)
+    group = atoms.info.get(ASYMMETRIC_UNIT)
+    if group is not None and kept.pbc.any():
+        raise InputError(
+            f"{name} lists only some atoms of its cell, from which the space group {group} "
+            "generates the others: write all atoms and the group P 1, or give --no-pbc to compute "
+            "these atoms without the cell"
+        )
     return kept
 
 

@@ -14,8 +14,10 @@ from mlff_triton.readers.files import (
     texts_of,
 )
 from mlff_triton.readers.formats import COMPRESSED, FORMATS, Format, find_format, is_structure_file
+from mlff_triton.readers.pdb import ASYMMETRIC_UNIT
 
 __all__ = [
+    "ASYMMETRIC_UNIT",
     "COMPRESSED",
     "FORMATS",
     "Format",

@@ -21,6 +21,7 @@ from mlff_triton._common.files import find_file
 from mlff_triton._common.text import first_line, printable
 from mlff_triton.errors import InputError
 from mlff_triton.readers.announced import check_announced, check_size
+from mlff_triton.readers.elements import element, elements_of_names
 from mlff_triton.readers.formats import Format, find_format
 from mlff_triton.readers.lines import DividingError
 
@@ -190,12 +191,63 @@ def _database(path: Path, kind: str) -> Iterator[Atoms]:
             yield atoms
 
 
+def _gromos(path: Path) -> Iterator[Atoms]:
+    """Yield the structure of a G96 file, whose elements follow from names of atoms and residues."""
+    for atoms in _any_format(path, "gromos"):
+        rows = _g96_rows(path)
+        names = [row[2] for row in rows]
+        symbols = elements_of_names(names, [(row[0], row[1]) for row in rows])
+        atoms.numbers[:] = [element(symbol, atom) for atom, symbol in enumerate(symbols)]
+        yield atoms
+
+
+def _g96_rows(path: Path) -> list[list[str]]:
+    """Return the words of all lines of atoms."""
+    rows: list[list[str]] = []
+    is_inside = False
+    with open_with_compression(str(path), "rt") as file:
+        for line in file:
+            is_inside = is_inside and "END" not in line
+            if is_inside:
+                rows.append(line.split())
+            is_inside = is_inside or "POSITION" in line
+    return rows
+
+
+def _lammps_dump(path: Path) -> Iterator[Atoms]:
+    """Yield the frames of a dump of LAMMPS, unless elements or the unit of length are unknown."""
+    with open_with_compression(str(path), "rt") as file:
+        for line in file:
+            if line.startswith("ITEM: UNITS"):
+                unit = next(file, "").strip()
+                if unit not in ("metal", "real"):
+                    raise ValueError(f"its units are {unit!r}: write it in units metal or real")
+            if line.startswith("ITEM: ATOMS"):
+                if {"element", "mass"}.isdisjoint(line.split()):
+                    raise ValueError(
+                        "it has types of atoms, but no elements: write them by dump_modify element"
+                    )
+                break
+    yield from _any_format(path, "lammps-dump-text")
+
+
+def _lammps_data(path: Path) -> Iterator[Atoms]:
+    """Yield the structure of a data file of LAMMPS, unless it has types of atoms without masses."""
+    with open_with_compression(str(path), "rt") as file:
+        if not any(line.split()[:1] == ["Masses"] for line in file):
+            raise ValueError("it has types of atoms, but no elements: add the section Masses")
+    yield from _any_format(path, "lammps-data")
+
+
 SPECIAL: dict[str, Callable[[Path], Iterator[Atoms]]] = {
     "gaussian-in": _gaussian_input,
     "db": partial(_database, kind="db"),
     "json": partial(_database, kind="json"),
+    "gromos": _gromos,
+    "lammps-dump-text": _lammps_dump,
+    "lammps-data": _lammps_data,
 }
-"""Readers of formats whose charges and keys `ase.io.read` drops."""
+"""Readers of formats whose charges and keys `ase.io.read` drops, or whose elements it guesses."""
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import IO
 from ase import Atoms
 
 from mlff_triton.readers.ase_text import structure_of
+from mlff_triton.readers.elements import HYDROGEN, element, elements_of_names, masses_of
 from mlff_triton.readers.lines import (
     LONGEST,
     DividingError,
@@ -34,5 +35,12 @@ def split(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def parse(text: bytes) -> Atoms:
-    """Return the structure of a frame."""
-    return structure_of(text, "gromacs")
+    """Return the structure of a frame; elements follow from names of atoms and residues."""
+    atoms = structure_of(text, "gromacs")
+    residues = zip(atoms.arrays["residuenumbers"], atoms.arrays["residuenames"], strict=True)
+    symbols = elements_of_names(atoms.arrays["atomtypes"].tolist(), list(residues))
+    isotopes = [HYDROGEN.get(symbol, 0) for symbol in symbols]
+    atoms.numbers[:] = [element(symbol, atom) for atom, symbol in enumerate(symbols)]
+    if any(isotopes):
+        atoms.set_masses(masses_of(atoms.numbers, isotopes))
+    return atoms

@@ -10,18 +10,17 @@ from ase import Atoms
 from ase.data import atomic_numbers
 
 from mlff_triton.readers.ase_text import structure_of
-from mlff_triton.readers.elements import HYDROGEN, masses_of
+from mlff_triton.readers.elements import HYDROGEN, element_of_name, masses_of
 from mlff_triton.readers.lines import checked_size, lines_of
 
+ASYMMETRIC_UNIT = "asymmetric_unit_of"
+"""Key of the space group that generates all atoms of a cell from those of a file."""
 ATOMS = (b"ATOM", b"HETATM")
 OF_ALL_MODELS = (b"CRYST1", b"ORIGX1", b"ORIGX2", b"ORIGX3")
-AMINO_ACIDS = "ALA ARG ASN ASP CYS GLN GLU GLY HIS ILE LEU LYS MET PHE PRO SER THR TRP TYR VAL"
-VARIANTS = "ASH CYM CYX GLH HID HIE HIP LYN ACE NME NMA NH2 HOH WAT TIP SOL"
-BASES = "A C G U T DA DC DG DT DU"
-RESIDUES = frozenset(f"{AMINO_ACIDS} {VARIANTS} {BASES}".split())
-"""Residues with only hydrogen, carbon, nitrogen, oxygen, sulfur and phosphorus."""
-IONS = {"SOD": "Na", "POT": "K", "CES": "Cs"}  # names of CHARMM that begin differently
-OF_LIGANDS = ("Cl", "Br", "Si", "Se")  # whose names begin like those of other elements
+GROUP = slice(54, 66)  # of a line CRYST1
+ALL_ATOMS = ("", "1", "P1")
+"""Space groups of cells whose atoms are all listed, without spaces; programs that simulate write
+P 1."""
 CHARGE = re.compile(r"(?:(\d)([+-])|([+-])(\d))")
 
 
@@ -58,6 +57,8 @@ def split(file: IO[bytes]) -> Iterator[bytes]:
 def parse(text: bytes) -> Atoms:
     """Return the structure of a model; its charge is the sum of columns 79 and 80.
 
+    If a space group generates further atoms of the cell, it is in ``info``.
+
     Raises
     ------
     ValueError
@@ -80,6 +81,9 @@ def parse(text: bytes) -> Atoms:
         atoms.set_masses(masses_of(atoms.numbers, isotopes))
     if charge is not None:
         atoms.info["charge"] = charge
+    groups = [line[GROUP].strip() for line in others if line.startswith("CRYST1")]
+    if groups and groups[0].replace(" ", "") not in ALL_ATOMS:
+        atoms.info[ASYMMETRIC_UNIT] = groups[0]
     return atoms
 
 
@@ -101,27 +105,15 @@ def _symbol(line: str, atom: int) -> str:
     """Return the element of an atom, from columns 77 and 78 or, in many files, from its name.
 
     A name begins in column 13 if the element has two letters, and otherwise in column 14, if the
-    name has fewer than four letters. Residues of proteins and nucleic acids have no such elements.
+    name has fewer than four letters.
     """
     given, name = line[76:78].strip().capitalize(), line[12:16]
     if given in HYDROGEN or atomic_numbers.get(given, 0):
         return given
-    letters, residue = name.strip().lstrip("0123456789"), line[17:20].strip()
-    two, one = letters[:2].capitalize(), letters[:1].upper()
-    is_ion = residue == letters
-    found = [symbol for symbol in (two, one) if symbol in HYDROGEN or atomic_numbers.get(symbol)]
-    if is_ion and letters in IONS:
-        return IONS[letters]
-    if residue in RESIDUES:
-        found = found[-1:]
-    elif len(found) == 2 and not is_ion and (name[0] == " " or len(name.strip()) == 4):
-        found = [] if two in OF_LIGANDS else [one]
-    if not found:
-        raise ValueError(
-            f"the element of atom {atom}, named {name.strip()!r}, is not clear: write it in "
-            "columns 77-78"
-        )
-    return found[0]
+    is_one_letter = name[0] == " " or len(name.strip()) == 4
+    return element_of_name(
+        name, line[17:20], atom, "write it in columns 77-78", is_one_letter=is_one_letter
+    )
 
 
 def _charge(rows: list[str]) -> int | str | None:

@@ -46,6 +46,9 @@ REAL = re.compile(r"species:S:1:pos:R:3((?::[a-z_]+:R:[1-9])*)")
 SPECIAL = {"species", "pos", "symbols", "positions", "numbers", "initial_charges", "move_mask"}
 """Names of further columns that ASE takes for parts of the structure."""
 RENAMED = {"charge": "charges"}
+CELL_NAMES = ("lattice", "cell")
+CELL_SIZES = (3, 6, 9)
+"""Numbers of values of a cell, as lengths, lengths and angles, or vectors."""
 
 
 def split(file: IO[bytes]) -> Iterator[bytes]:
@@ -76,7 +79,19 @@ def parse_many(texts: list[bytes]) -> list[Atoms]:
     images = [_parsed(text) for text in texts]
     others = [text for text, image in zip(texts, images, strict=True) if image is None]
     read = iter(_parsed_by_ase(others) if others else ())
-    return [next(read) if image is None else image for image in images]
+    whole = [next(read) if image is None else image for image in images]
+    for atoms in whole:
+        _refuse_other_cell(atoms)
+    return whole
+
+
+def _refuse_other_cell(atoms: Atoms) -> None:
+    """Refuse a cell that is not read, because its name is not Lattice."""
+    if atoms.cell.any():
+        return
+    for key, value in atoms.info.items():
+        if str(key).lower() in CELL_NAMES and np.size(value) in CELL_SIZES:
+            raise ValueError(f"its cell is named {key}, and would be ignored: name it Lattice")
 
 
 def _parsed_by_ase(texts: list[bytes]) -> list[Atoms]:

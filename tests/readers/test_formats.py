@@ -13,6 +13,7 @@ from ase import Atoms
 from ase.build import bulk, molecule
 from ase.db import connect
 
+from mlff_triton.dynamics.structures import read_images, read_structure
 from mlff_triton.errors import InputError
 from mlff_triton.readers import ase_frames, find_format, frames_of, is_structure_file
 from mlff_triton.readers.files import name_of_frame, read_frame
@@ -189,6 +190,103 @@ def test_elements_of_names_in_pdb_files(name):
         assert "write it in columns 77-78" in found
     else:
         assert found.get_chemical_formula() == NAMES[name]
+
+
+GROMACS_NAMES = {  # atom names of one residue: elements
+    ("ALA", "N CA CB HB1"): "N C C H",
+    ("CYS", "HG"): "H",
+    ("SOL", "OW HW1 HW2"): "O H H",
+    ("TIP3", "OH2 H1 H2"): "O H H",
+    ("NA", "NA"): "Na",
+    ("NA+", "NA+"): "Na",
+    ("ION", "NA"): "Na",
+    ("CL", "CL"): "Cl",
+    ("SOD", "SOD"): "Na",
+    ("LIG", "CA HE1 OD"): "C H O",
+    ("LIG", "C1 Cl1 Na"): "C Cl Na",
+    ("LIG", "C1 CL1"): None,
+    ("HEM", "FE C1"): None,
+    ("SOL", "OW HW1 HW2 MW"): None,
+}
+
+
+@pytest.mark.parametrize("suffix", ["gro", "g96"])
+@pytest.mark.parametrize("residue", GROMACS_NAMES)
+def test_elements_of_names_in_gromacs_files(residue, suffix):
+    name, atoms = residue[0], residue[1].split()
+    if suffix == "gro":
+        rows = [
+            f"    1{name:5}{atom:>5}{k:5}{k:8.3f}{0:8.3f}{0:8.3f}" for k, atom in enumerate(atoms)
+        ]
+        text = "\n".join(["title", str(len(rows)), *rows, "9.0 9.0 9.0", ""])
+    else:
+        rows = [f"    1 {name:5} {atom:5} {k} {k:.3f} 0.0 0.0" for k, atom in enumerate(atoms)]
+        text = "\n".join(["TITLE", "t", "END", "POSITION", *rows, "END", "BOX", "9 9 9", "END", ""])
+    path = Path(f"a.{suffix}")
+    path.write_text(text)
+    if GROMACS_NAMES[residue] is None:
+        with pytest.raises(InputError):
+            read_images(path)
+    else:
+        (found,) = read_images(path)
+        assert found.get_chemical_symbols() == GROMACS_NAMES[residue].split()
+
+
+DUMP = """ITEM: TIMESTEP
+0
+ITEM: NUMBER OF ATOMS
+1
+ITEM: BOX BOUNDS pp pp pp
+0 9
+0 9
+0 9
+ITEM: ATOMS id type{column} x y z
+1 1{value} 0 0 0
+"""
+DATA = (
+    "x\n\n1 atoms\n1 atom types\n0 9 xlo xhi\n0 9 ylo yhi\n0 9 zlo zhi\n"
+    "{masses}\nAtoms # atomic\n\n1 1 0 0 0\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("a.lammpstrj", DUMP.format(column="", value=""), "types of atoms, but no elements"),
+        ("a.lammpstrj", DUMP.format(column=" element", value=" C"), "C"),
+        ("a.lammpstrj", DUMP.format(column=" mass", value=" 12.011"), "C"),
+        (
+            "a.lammpstrj",
+            "ITEM: UNITS\nlj\n" + DUMP.format(column=" element", value=" C"),
+            "its units are 'lj'",
+        ),
+        ("a.lammps-data", DATA.format(masses=""), "types of atoms, but no elements"),
+        ("a.lammps-data", DATA.format(masses="\nMasses\n\n1 12.011\n"), "C"),
+    ],
+)
+def test_types_in_files_of_lammps_are_not_elements(name, text, expected):
+    Path(name).write_text(text)
+    if expected == "C":
+        (found,) = read_images(Path(name))
+        assert found.get_chemical_symbols() == ["C"]
+    else:
+        with pytest.raises(InputError, match=expected):
+            read_images(Path(name))
+
+
+@pytest.mark.parametrize(
+    ("group", "is_whole"),
+    [("", True), ("P 1           1", True), ("P1", True), ("P 21 21 21    4", False)],
+)
+def test_a_cell_of_a_pdb_file_without_all_its_atoms_is_refused(group, is_whole):
+    head = f"CRYST1    9.000    9.000    9.000  90.00  90.00  90.00 {group}\n"
+    Path("a.pdb").write_text(head + pdb(IMAGES[:1]))
+    if is_whole:
+        assert read_structure("a.pdb").pbc.all()
+    else:
+        with pytest.raises(InputError, match="space group P 21 21 21 generates the others"):
+            read_structure("a.pdb")
+    assert not read_structure("a.pdb", periodic=False).pbc.any()
 
 
 def test_deuterium_in_pdb_files():

@@ -152,3 +152,16 @@ def test_frames_with_one_comment_share_nothing():
 )
 def test_what_is_odd_is_left_to_ase(text):
     assert xyz._parsed(text) is None
+
+
+@pytest.mark.parametrize("name", ["lattice", "LATTICE", "cell", "Cell"])
+@pytest.mark.parametrize("size", [3, 6, 9])
+def test_a_cell_by_another_name_is_refused(name, size):
+    text = f'1\n{name}="{" 9" * size}"\nH 0 0 0\n'.encode()
+    with pytest.raises(ValueError, match="name it Lattice"):
+        xyz.parse(text)
+
+
+def test_other_values_are_kept_beside_a_cell():
+    text = b'1\ncell=tetragonal Lattice="9 0 0 0 9 0 0 0 9"\nH 0 0 0\n'
+    assert xyz.parse(text).info == {"cell": "tetragonal"}
