@@ -297,6 +297,56 @@ def test_deuterium_in_pdb_files():
     assert found.get_masses().tolist() == [2.01410178]
 
 
+SITES = """data_x
+_cell_length_a 9
+_cell_length_b 9
+_cell_length_c 9
+_cell_angle_alpha 90
+_cell_angle_beta 90
+_cell_angle_gamma 90
+{symmetry}
+loop_
+_atom_site_label
+_atom_site_fract_x
+_atom_site_fract_y
+_atom_site_fract_z
+{column}
+{first} 0 0 0 {one}
+C1 .2 0 0 {two}
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "column", "values", "symmetry", "reason"),
+    [
+        ("Cl1", "_atom_site_type_symbol", "Cl C", "", ""),
+        ("CL1", "_atom_site_type_symbol", "Cl C", "", ""),
+        ("Cl1", "_atom_site_type_symbol", "CL C", "", "write it as Cl or C"),
+        ("CL1", "_atom_site_charge", "0 0", "", "write it as Cl or C"),
+        ("CA1", "_atom_site_charge", "0 0", "", ""),
+        ("C2", "_atom_site_disorder_group", "1 .", "", ""),
+        ("C2", "_atom_site_disorder_group", "1 2", "", "keep one disorder group"),
+        (
+            "C2",
+            "_atom_site_charge",
+            "0 0",
+            "_space_group_name_Hall '-P 2ybc'",
+            "add the operations",
+        ),
+        ("C2", "_atom_site_charge", "0 0", "_space_group_name_Hall 'P 1'", ""),
+    ],
+)
+def test_sites_of_cif_files_that_would_be_misread(first, column, values, symmetry, reason):
+    one, two = values.split()
+    text = SITES.format(first=first, column=column, one=one, two=two, symmetry=symmetry)
+    Path("a.cif").write_text(text)
+    (found,) = frames_of(Path("a.cif"))
+    if reason:
+        assert reason in str(found)
+    else:
+        assert found.get_chemical_formula() == ("C2" if first[1:2] not in "lL" else "CCl")
+
+
 @pytest.mark.parametrize("occupancies", [[0.5], [0.5, 0.5], [0.98]])
 def test_disorder_in_cif_files_is_refused(occupancies):
     text = texts()["a.cif"]
