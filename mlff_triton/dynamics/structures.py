@@ -136,7 +136,7 @@ def choose_frame(source: str | Path) -> Chosen:
 
 
 def checked(atoms: Atoms, name: str, periodic: bool) -> Atoms:
-    """Return elements, positions and cell of a structure that has been read.
+    """Return elements, positions, cell and masses of a structure that has been read.
 
     Raises
     ------
@@ -152,10 +152,12 @@ def checked(atoms: Atoms, name: str, periodic: bool) -> Atoms:
     if not periodic or np.array_equal(kept.cell.array, np.eye(3)):
         kept.set_cell(None)
         kept.set_pbc(False)
+    if atoms.has("masses"):
+        kept.set_masses(atoms.get_masses())
     group = atoms.info.get(ASYMMETRIC_UNIT)
     if group is not None and kept.pbc.any():
         raise InputError(
-            f"{name} lists only some atoms of its cell, from which the space group {group} "
+            f"{name} lists only some atoms of its cell, from which the symmetry {group} "
             "generates the others: write all atoms and the group P 1, or give --no-pbc to compute "
             "these atoms without the cell"
         )
@@ -166,8 +168,6 @@ def clean(atoms: Atoms, name: str, periodic: bool, *, velocities: bool = False) 
     """Return a structure with everything that a run needs; see `read_structure`."""
     kept = checked(atoms, name, periodic)
     kept.set_constraint(atoms.constraints)
-    if atoms.has("masses"):
-        kept.set_masses(atoms.get_masses())
     if velocities and atoms.has("momenta"):
         kept.set_momenta(atoms.get_momenta(), apply_constraint=False)
     kept.info = {key: atoms.info[key] for key in atoms.info if notes_charge_or_spin(key)}

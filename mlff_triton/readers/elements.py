@@ -56,7 +56,7 @@ def element_of_name(
     atom : int
         Number of the atom.
     remedy : str
-        What a user can do if the element is not clear.
+        Remedy if the element is not clear.
     is_one_letter : bool
         True if the name stands in a place for elements of one letter.
 

@@ -21,11 +21,17 @@ from mlff_triton._common.files import find_file
 from mlff_triton._common.text import first_line, printable
 from mlff_triton.errors import InputError
 from mlff_triton.readers.announced import check_announced, check_size
-from mlff_triton.readers.elements import element, elements_of_names
+from mlff_triton.readers.elements import element, elements_of_names, masses_of
 from mlff_triton.readers.formats import Format, find_format
 from mlff_triton.readers.lines import DividingError
+from mlff_triton.readers.pdb import ASYMMETRIC_UNIT
 
 TEXTS = 256  # of one format that are parsed together
+SYMMETRY = {
+    "dmol-car": re.compile(r"PBC(?:\s+[\d.]+){6}\s*\((?!P\s*1\s*\))(.*)\)"),
+    "res": re.compile(r"((?:SYMM|LATT)\b(?!\s+-1\s*$).*)"),
+}
+"""Lines with operations or groups other than P 1, by ASE's names of formats."""
 FRAME = re.compile(r"(.+)@(-?\d+)", re.DOTALL)
 
 
@@ -177,6 +183,12 @@ def _gaussian_input(path: Path) -> Iterator[Atoms]:
     """Yield the structure of a Gaussian input, with its charge and multiplicity."""
     for atoms in _any_format(path, "gaussian-in", attach_calculator=True):
         given = atoms.calc.parameters
+        unit = str(given.get("units", "")).lower()
+        if "au" in unit or "bohr" in unit:
+            raise ValueError("its positions are in Bohr: convert them to Å")
+        isotopes = [int(isotope or 0) for isotope in given.get("isolist") or ()]
+        if any(isotopes):
+            atoms.set_masses(masses_of(atoms.numbers, isotopes))
         names = {"charge": "charge", "mult": "multiplicity"}
         atoms.info |= {names[key]: given[key] for key in names if given.get(key) is not None}
         yield atoms
@@ -239,15 +251,36 @@ def _lammps_data(path: Path) -> Iterator[Atoms]:
     yield from _any_format(path, "lammps-data")
 
 
+def _with_group(path: Path, kind: str) -> Iterator[Atoms]:
+    """Yield structures with the symmetry that generates further atoms of the cell in ``info``."""
+    with open_with_compression(str(path), "rt") as file:
+        group = next((match[1] for match in map(SYMMETRY[kind].match, file) if match), None)
+    for atoms in _any_format(path, kind):
+        if group is not None:
+            atoms.info[ASYMMETRIC_UNIT] = group
+        yield atoms
+
+
+def _eon(path: Path) -> Iterator[Atoms]:
+    """Yield the structures of a file of EON, which are periodic."""
+    for atoms in _any_format(path, "eon"):
+        atoms.pbc = True
+        yield atoms
+
+
 SPECIAL: dict[str, Callable[[Path], Iterator[Atoms]]] = {
     "gaussian-in": _gaussian_input,
     "db": partial(_database, kind="db"),
     "json": partial(_database, kind="json"),
+    "dmol-car": partial(_with_group, kind="dmol-car"),
+    "eon": _eon,
     "gromos": _gromos,
     "lammps-dump-text": _lammps_dump,
     "lammps-data": _lammps_data,
+    "res": partial(_with_group, kind="res"),
 }
-"""Readers of formats whose charges and keys `ase.io.read` drops, or whose elements it guesses."""
+"""Readers of formats of which `ase.io.read` drops charges, keys, isotopes, units or symmetry, or
+guesses elements."""
 
 
 @contextmanager

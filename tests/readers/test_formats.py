@@ -232,6 +232,60 @@ def test_elements_of_names_in_gromacs_files(residue, suffix):
         assert found.get_chemical_symbols() == GROMACS_NAMES[residue].split()
 
 
+CAR = """!BIOSYM archive 3
+PBC=ON
+title
+!DATE
+PBC    9.0000    9.0000    9.0000   90.0000   90.0000   90.0000 ({group})
+O1       0.000000000    0.000000000    0.000000000 XXXX 1      xx      O   0.000
+end
+end
+"""
+RES = """TITL x
+CELL 0.71 9 9 9 90 90 90
+{group}
+SFAC O
+O 1 0.1 0.1 0.1 1.0
+END
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "group", "is_whole"),
+    [
+        ("a.car", CAR, "P1", True),
+        ("a.car", CAR, "P21", False),
+        ("a.res", RES, "LATT -1", True),
+        ("a.res", RES, "LATT 1", False),
+        ("a.res", RES, "LATT -1\nSYMM -X,0.5+Y,-Z", False),
+    ],
+)
+def test_a_cell_without_all_its_atoms_is_refused(name, text, group, is_whole):
+    Path(name).write_text(text.format(group=group))
+    if is_whole:
+        assert read_structure(name).pbc.all()
+    else:
+        with pytest.raises(InputError, match="generates the others"):
+            read_structure(name)
+
+
+GAUSSIAN = "# hf {units}\n\nt\n\n0 1\nO 0.0 0.0 0.0\nH{isotope} 0.0 0.0 0.96\n\n"
+
+
+def test_isotopes_and_units_of_gaussian_inputs():
+    Path("a.gjf").write_text(GAUSSIAN.format(units="", isotope="(Iso=2)"))
+    assert read_structure("a.gjf").get_masses() == pytest.approx([15.999, 2.01410178])
+    for units in ("units=au", "units=(bohr,deg)"):
+        Path("a.gjf").write_text(GAUSSIAN.format(units=units, isotope=""))
+        with pytest.raises(InputError, match="positions are in Bohr"):
+            read_structure("a.gjf")
+
+
+def test_files_of_eon_are_periodic():
+    ase.io.write("a.con", bulk("Cu"), format="eon")
+    assert read_structure("a.con").pbc.all()
+
+
 DUMP = """ITEM: TIMESTEP
 0
 ITEM: NUMBER OF ATOMS
@@ -284,7 +338,7 @@ def test_a_cell_of_a_pdb_file_without_all_its_atoms_is_refused(group, is_whole):
     if is_whole:
         assert read_structure("a.pdb").pbc.all()
     else:
-        with pytest.raises(InputError, match="space group P 21 21 21 generates the others"):
+        with pytest.raises(InputError, match="symmetry P 21 21 21 generates the others"):
             read_structure("a.pdb")
     assert not read_structure("a.pdb", periodic=False).pbc.any()
 

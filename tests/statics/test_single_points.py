@@ -11,7 +11,7 @@ from ase.constraints import FixAtoms
 
 from mlff_triton import TensorNetCalculator
 from mlff_triton.errors import InputError, OverlappingAtomsError, UnknownElementError
-from mlff_triton.statics import compute_all, read_frames, single_points
+from mlff_triton.statics import compute_all, predict_files, read_frames, single_points
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +75,15 @@ def test_positions_must_be_finite(tmp_path):
     (tmp_path / "bad.xyz").write_text("1\n\nH 0 0 0\n1\n\nH nan 0 0\n")
     with pytest.raises(InputError, match=r"bad.xyz, frame 1: the position of atom 0 is NaN"):
         read_frames(tmp_path / "bad.xyz")
+
+
+def test_isotopes_are_kept(tmp_path):
+    light, heavy = molecule("H2O"), molecule("H2O")
+    heavy.set_masses([15.999, 2.014, 2.014])
+    source, out = tmp_path / "water.xyz", tmp_path / "out.xyz"
+    ase.io.write(source, [light, heavy])
+    read = read_frames(source)
+    predict_files(source, out, device="cpu")
+    for first, second in (read, ase.io.read(out, ":")):
+        assert not first.has("masses")
+        np.testing.assert_allclose(second.get_masses(), heavy.get_masses())
