@@ -171,8 +171,8 @@ ITEM: BOX BOUNDS pp pp pp
 0 9
 0 9
 0 9
-ITEM: ATOMS id type x y z
-1 1 0 0 0
+ITEM: ATOMS id element x y z
+1 H 0 0 0
 """
 
 
