@@ -22,7 +22,6 @@ class DirectoryLock(FileLock):
 
     def __init__(self, directory: Path) -> None:
         refusal = (
-            f"is running a simulation in {directory}: wait for its end, stop it, or choose another "
-            "directory"
+            f"is computing in {directory}: wait for its end, stop it, or choose another directory"
         )
         super().__init__(directory / LOCK, refusal)

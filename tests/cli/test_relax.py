@@ -102,7 +102,7 @@ def test_the_directory_of_another_run_is_refused_until_that_ends(relax):
     with DirectoryLock(Path("relax")):
         code, _, err = relax("water.xyz", "--overwrite")
         assert (code, err.count("\n")) == (2, 1)
-        assert "is running a simulation in relax: wait for its end" in err
+        assert "is computing in relax: wait for its end" in err
         assert Path("relax/trajectory.xyz").read_text() == "of the other"
     assert relax("water.xyz", "--overwrite")[0] == 0
 

@@ -23,7 +23,7 @@ from tests.support.springs import Springs, stop_at
 
 TRAJECTORY = "trajectory.xyz"
 SETTINGS = Settings(stages=(Stage("nve", 20),), every=5)
-HOLDER = f"process {os.getpid()} on {socket.gethostname()} is running a simulation in"
+HOLDER = f"process {os.getpid()} on {socket.gethostname()} is computing in"
 
 
 def contents(folder):
