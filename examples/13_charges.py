@@ -4,6 +4,7 @@ Usage: ``python 13_charges.py [--model default-charged] [--steps 100]``
 """
 
 import argparse
+import sys
 
 from ase import units
 from ase.build import molecule
@@ -29,7 +30,10 @@ anion.info["charge"] = -1  # the total charge, which the calculator reads there
 
 for name, atoms in (("acetic acid", acid), ("acetate", anion)):
     atoms.calc = TensorNetCalculator(options.model, dtype="float64")
-    BFGS(atoms, logfile=None).run(fmax=0.02, steps=options.steps)
+    if "charges" not in atoms.calc.implemented_properties:
+        sys.exit(f"{options.model} predicts no charges: take another --model")
+    if not BFGS(atoms, logfile=None).run(fmax=0.02, steps=options.steps):
+        sys.exit(f"{name} did not relax in {options.steps} steps: take more --steps")
     charges = atoms.get_charges()
     print(f"{name}: total charge {charges.sum():+.3f} e")
     print(", ".join(f"{s} {q:+.3f}" for s, q in zip(atoms.symbols, charges, strict=True)))

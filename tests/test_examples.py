@@ -425,8 +425,7 @@ def test_lammps(tmp_path):
 
 
 def test_charges(tmp_path):
-    save_model(charged_model(torch.float32), tmp_path / "model.safetensors")
-    out = run("13_charges.py", "--model", "model.safetensors", "--steps", 2, cwd=tmp_path)
+    out = run("13_charges.py", cwd=tmp_path)
     lines = out.splitlines()
     assert [line.partition(":")[0] for line in lines[::3]] == [
         "acetic acid",
@@ -439,6 +438,20 @@ def test_charges(tmp_path):
         assert sum(charges) == pytest.approx(total, abs=0.01)
         assert max(map(abs, charges)) > 0.01
     assert numbers_in(lines[2])[0] > 0.01
+    assert 340 < numbers_in(lines[-1])[0] < 370  # the enthalpy in experiment is 348
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--steps", 0), "acetic acid did not relax in 0 steps: take more --steps"),
+        (("--model", "default"), "default predicts no charges: take another --model"),
+    ],
+)
+def test_charges_of_what_is_not_relaxed_or_has_none_are_not_printed(tmp_path, options, message):
+    process = start("13_charges.py", *options, cwd=tmp_path)
+    out, err = process.communicate(timeout=300)
+    assert (process.returncode, out, err.strip()) == (1, "", message)
 
 
 def test_alignment(tmp_path):
