@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Real
 
 from mlff_triton._common.text import short_repr
 from mlff_triton.errors import InputError, UnknownElementError
@@ -303,6 +304,10 @@ class TensorNet2Config(TensorNetConfig):
             raise InputError("head_layers are those of the scalar head: use head='scalar'")
         if self.repulsion and self.cutoff_lower > 0:
             raise InputError("a model with repulsion has no lower cutoff: use cutoff_lower=0")
+        for name in ("coulomb_cutoff", "pme_error", "softness_floor"):
+            value = getattr(self, name)
+            if not (value is None or isinstance(value, Real)):
+                raise InputError(f"{name}={short_repr(value)} must be a number")
         if self.coulomb_cutoff is not None:
             if not self.coulomb:
                 raise InputError("the model has no Coulomb energy: leave coulomb_cutoff out")

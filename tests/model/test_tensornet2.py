@@ -367,6 +367,9 @@ def test_copies_are_the_same_model():
         ({"coulomb_cutoff": 9.0, "coulomb": False}, "leave coulomb_cutoff out"),
         ({"softness_floor": -0.1}, "softness_floor=-0.1"),
         ({"softness_floor": math.nan}, "softness_floor=nan"),
+        ({"softness_floor": "0.1"}, "softness_floor='0.1' must be a number"),
+        ({"coulomb_cutoff": "9", "pme_error": 1e-3}, "coulomb_cutoff='9' must be a number"),
+        ({"coulomb_cutoff": 9.0, "pme_error": "1e-3"}, "pme_error='1e-3' must be a number"),
     ],
 )
 def test_impossible_architectures_are_refused(options, reason):
