@@ -164,8 +164,7 @@ def _reference(
     order: int,
 ) -> Electrostatics:
     """Call the reference with the arguments of the operator."""
-    parameters = PMEParameters(splitting, math.pi, (mesh[0], mesh[1], mesh[2]), order)
-    return reference.mesh_ewald(charges, positions, cell, system, parameters)
+    return reference.mesh_ewald(charges, positions, cell, system, _of(splitting, mesh, order))
 
 
 @energy_operator("mesh_ewald", _reference)
@@ -179,9 +178,12 @@ def _mesh_ewald(
     order: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return energies [B] and their gradients by charges, positions and cells."""
-    size = mesh[0], mesh[1], mesh[2]
-    parameters = PMEParameters(splitting, math.pi, size, order)
-    return mesh_gradients(charges, positions, cell, system, parameters)
+    return mesh_gradients(charges, positions, cell, system, _of(splitting, mesh, order))
+
+
+def _of(splitting: float, mesh: list[int], order: int) -> PMEParameters:
+    """Return parameters with any cutoff, as only pairs have one."""
+    return PMEParameters(splitting, math.pi, (mesh[0], mesh[1], mesh[2]), order)
 
 
 def mesh_gradients(
